@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costmodel.options import InferenceOptions, Pins, inference_options, layout_options
+from costmodel.options import (
+    ExportOptions,
+    InferenceOptions,
+    Pins,
+    export_options,
+    inference_options,
+    layout_options,
+)
 from profiles.commandline import (
     LARGEST_SAMPLES,
     CalibrationOptions,
+    Count,
     FilePath,
-    FloatRange,
     IntRange,
     JobOptions,
     calibration_options,
@@ -34,7 +41,7 @@ from profiles.files import require_apart
 
 if TYPE_CHECKING:
     from costmodel.machine import Calibration
-    from costmodel.simulation import Estimate
+    from costmodel.simulation import Estimate, Pricing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,13 @@ class Wish:
     out: Path | None = option(
         type=FilePath(), metavar="FILE", help="Write the layout file."
     )
+    source: Path | None = option(
+        flag="--from",
+        type=FilePath(),
+        metavar="FILE",
+        help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
+        "torchtitan's or Hugging Face's configuration. Options say what it does not.",
+    )
     sweep: tuple[str, ...] = option(
         default=(),
         type=text,
@@ -59,7 +73,7 @@ class Wish:
         help="Price each value of a layout option; several: all combinations.",
     )
     tokens: float | None = option(
-        type=FloatRange(1, 1e18),
+        type=Count(1, 1e18),
         metavar="N",
         help="Also: days (and dollars, where the device has a price) and total FLOPs "
         "to train N tokens.",
@@ -77,6 +91,18 @@ class Wish:
         is_flag=True,
         help="Also: the same replicas under torch.nn.DataParallel, one process for all "
         "GPUs of a node, and under DistributedDataParallel.",
+    )
+    compares_networks: bool = option(
+        default=False,
+        flag="--compare-networks",
+        is_flag=True,
+        help="Also: the layout on a network of full bisection, an oversubscribed and a "
+        "rail-only one, with switches, cost and power.",
+    )
+    radix: int | None = option(
+        type=IntRange(4, 1024),
+        metavar="N",
+        help="With --compare-networks: ports of a switch.  [default: 64]",
     )
     convention: str | None = option(
         flag="--flops-convention",
@@ -99,7 +125,10 @@ class Wish:
             "--tokens": self.tokens,
             "--rampup-batch-size": self.rampup,
             "--compare-data-parallel": self.compares or None,
+            "--compare-networks": self.compares_networks or None,
+            "--radix": self.radix,
             "--flops-convention": self.convention,
+            "--from": self.source,
         }
 
     @property
@@ -126,8 +155,12 @@ class Wish:
                 "--report": self.report,
                 "--save-calibration": learning.save_calibration,
             },
-            (self.file, self.runs, *job.files, *learning.files),
+            (self.file, self.source, self.runs, *job.files, *learning.files),
         )
+        if self.file is not None and self.source is not None:
+            raise Contradiction(
+                "--from reads a file in place of a layout file; give one"
+            )
         if self.runs is not None:
             swept = {"--sweep": self.sweep or None}
             _require_of_one("--runs", {**self.of_one_layout, **swept})
@@ -139,6 +172,8 @@ class Wish:
             raise Contradiction(
                 "--rampup-batch-size is about a whole run; give its --tokens too"
             )
+        if self.radix is not None and not self.compares_networks:
+            raise Contradiction("--radix is of networks; give --compare-networks too")
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -146,26 +181,32 @@ class Wish:
 @job_options
 @layout_options
 @inference_options
+@export_options
 @calibration_options
 @collected("Answers", Wish, "wish")
 def simulate(
     job: JobOptions,
     pins: Pins,
     inference: InferenceOptions,
+    exporting: ExportOptions,
     learning: CalibrationOptions,
     wish: Wish,
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
-    Give a layout file, or a model with layout options; or a table of runs.
+    Give a layout file, a file of another framework (--from), or a model with layout
+    options; or a table of runs.
     """
-    inference.require_alone(job, pins, [*wish.of_training, *flags(learning)])
+    inference.require_alone(
+        job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
+    )
     if inference.inference:
         from costmodel.inference import answer
 
         answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
         return
     wish.require_consistent(job, learning)
+    _require_exports(exporting, wish)
     calibration = _calibration(learning, job)
     if wish.runs is not None:
         if wish.file is not None or given(job) or given(pins):
@@ -177,7 +218,20 @@ def simulate(
     elif wish.sweep:
         _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
     else:
-        _one(job, pins, wish, calibration)
+        _one(job, pins, wish, exporting, calibration)
+
+
+def _require_exports(exporting: ExportOptions, wish: Wish) -> None:
+    """Raise for targets that are not known, or of several layouts."""
+    if not given(exporting):
+        return
+    from costmodel.formats import require_targets
+
+    if wish.runs is not None or wish.sweep:
+        _require_of_one(
+            "--runs" if wish.runs is not None else "--sweep", {"--export": True}
+        )
+    require_targets(exporting.targets, exporting.export_to)
 
 
 def _calibration(learning: CalibrationOptions, job: JobOptions) -> Calibration | None:
@@ -190,14 +244,16 @@ def _calibration(learning: CalibrationOptions, job: JobOptions) -> Calibration |
 
 
 def _one(
-    job: JobOptions, pins: Pins, wish: Wish, calibration: Calibration | None
+    job: JobOptions,
+    pins: Pins,
+    wish: Wish,
+    exporting: ExportOptions,
+    calibration: Calibration | None,
 ) -> None:
     """The estimate of one layout, and the files it is written to."""
-    from costmodel.report import extras
-    from costmodel.simulation import from_file, from_options
+    from costmodel.report import RADIX, extras
 
-    asked = (job, pins, calibration)
-    priced = from_file(wish.file, *asked) if wish.file else from_options(*asked)
+    priced, members = _priced(job, pins, wish, calibration)
     found = _counted(priced.estimate, wish.convention)
     more = list(
         extras(
@@ -206,13 +262,42 @@ def _one(
             tokens=wish.tokens,
             rampup=wish.rampup,
             compares=wish.compares,
+            radix=(wish.radix or RADIX) if wish.compares_networks else None,
         )
     )
+    if exporting.targets:
+        from costmodel.formats import exported
+
+        files = exported(priced, exporting, (wish.file, wish.source))
+        members["exports"] = files.document
+        for line in files.words if not wish.as_json else ():
+            warn(line)
     if wish.trace is not None:
         _write_trace(wish.trace, found)
     if wish.out is not None:
         priced.write(wish.out)
-    _show(found, more, calibration, as_json=wish.as_json)
+    _show(found, more, {**members, **_member(calibration)}, as_json=wish.as_json)
+    if not wish.as_json:
+        _show_calibration(calibration)
+
+
+def _priced(
+    job: JobOptions, pins: Pins, wish: Wish, calibration: Calibration | None
+) -> tuple[Pricing, dict[str, Any]]:
+    """The layout that is asked about, priced; and what a file of another framework
+    adds to the document."""
+    from costmodel.simulation import from_file, from_options
+
+    if wish.source is None:
+        asked = (job, pins, calibration)
+        one = from_file(wish.file, *asked) if wish.file else from_options(*asked)
+        return one, {}
+    from costmodel.formats import present
+
+    now = present(wish.source, job, pins, calibration)
+    for line in now.words if not wish.as_json else ():
+        warn(line)
+    return now.pricing, {"from": now.document()}
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:
@@ -248,13 +333,13 @@ def _write_trace(trace: Path, found: Estimate) -> None:
 def _show(
     found: Estimate,
     more: Sequence[tuple[str, Any, Any]],
-    calibration: Calibration | None,
+    members: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        members = {name: member for name, member, _ in more}
-        emit_json({**found.document(), **members, **_member(calibration)})
+        own = {name: member for name, member, _ in more}
+        emit_json({**found.document(), **own, **members})
         return
     from costmodel.report import estimate_view, pairs_table
 
@@ -265,7 +350,6 @@ def _show(
     for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
-    _show_calibration(calibration)
 
 
 def _member(calibration: Calibration | None) -> dict[str, Any]:

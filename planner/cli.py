@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from costmodel.options import (
+    ExportOptions,
     InferenceOptions,
     Pins,
+    export_options,
     inference_options,
     layout_options,
 )
@@ -28,6 +30,7 @@ from profiles.commandline import (
 from profiles.errors import OutOfTime, Unsupported
 
 if TYPE_CHECKING:
+    from costmodel.formats import Present
     from planner.analysis import Largest
     from planner.planning import Planning
     from planner.problem import Asked, Posed, Problem, Solution
@@ -41,6 +44,7 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 @several_gpus
 @job_options
 @layout_options
+@export_options
 @inference_options
 @latency_options
 @calibration_options
@@ -49,6 +53,7 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 def plan(
     job: JobOptions,
     pins: Pins,
+    exporting: ExportOptions,
     inference: InferenceOptions,
     latency: LatencyOptions,
     learning: CalibrationOptions,
@@ -60,7 +65,9 @@ def plan(
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
-    inference.require_alone(job, pins, [*wish.of_training, *flags(learning)])
+    inference.require_alone(
+        job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
+    )
     if inference.inference:
         from planner.inference import answer
 
@@ -75,20 +82,25 @@ def plan(
         )
         return
     latency.require_inference()
-    _train(job, pins, learning, wish)
+    _train(job, pins, exporting, learning, wish)
 
 
 def _train(
-    job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish
+    job: JobOptions,
+    pins: Pins,
+    exporting: ExportOptions,
+    learning: CalibrationOptions,
+    wish: Wish,
 ) -> None:
     """Answer about training: one plan, several numbers of GPUs, or a difference."""
     from planner.planning import Planning
     from planner.queries import (
-        answer_each,
         compare,
+        present_of,
         probe_outputs,
         refuse_beside,
         refuse_beside_diff,
+        suited,
     )
     from planner.search import search_called, without_auto
     from profiles.files import require_apart
@@ -101,46 +113,62 @@ def _train(
             "--save-calibration": learning.save_calibration,
             **probe_outputs(around, wish.out),
         },
-        (*job.files, *learning.files, *(around.diff or ())),
+        (*job.files, *learning.files, *(around.diff or ()), around.source),
     )
     if around.diff is not None:
-        refuse_beside_diff(wish)
+        refuse_beside_diff(wish, export=bool(given(exporting)))
         _refuse_beside_diff(learning)
         compare(around.diff, job, pins, as_json=wish.as_json)
         return
-    asked = _asked(job, without_auto(pins), learning, wish)
-    planning = Planning(asked=asked, pins=pins, wish=wish)
     if wish.sizes:
-        if asked.calibration is not None:
-            from costmodel.report import calibration_lines
-
-            for line in calibration_lines(asked.calibration):
-                warn(line)
-        refuse_beside("several numbers of --gpus", wish)
-        answer_each(
-            wish.sizes,
-            planning.posed,
-            planning.solved,
-            asked.where,
-            around.tokens,
-            limits=planning.limits,
-            as_json=wish.as_json,
-        )
-        return
-    _one_plan(planning)
+        more = {"export": bool(given(exporting))}
+        refuse_beside("several numbers of --gpus", wish, **more)
+    suits, wish = suited(job, wish, exporting)
+    now = present_of(suits, pins, learning, around)
+    asked = _asked(now.job if now else suits, without_auto(pins), learning, wish, now)
+    implied = {} if suits == job else {"framework": suits.framework}
+    planning = Planning(asked=asked, pins=pins, wish=wish, implied=implied)
+    if wish.sizes:
+        _several(planning)
+    else:
+        _one_plan(planning, exporting, now)
 
 
-def _one_plan(planning: Planning) -> None:
+def _several(planning: Planning) -> None:
+    """A plan for each of several numbers of GPUs."""
+    from planner.queries import answer_each
+
+    asked, wish = planning.asked, planning.wish
+    if asked.calibration is not None:
+        from costmodel.report import calibration_lines
+
+        for line in calibration_lines(asked.calibration):
+            warn(line)
+    answer_each(
+        wish.sizes,
+        planning.posed,
+        planning.solved,
+        asked.where,
+        wish.around.tokens,
+        limits=planning.limits,
+        as_json=wish.as_json,
+    )
+
+
+def _one_plan(
+    planning: Planning, exporting: ExportOptions, now: Present | None
+) -> None:
     """Answer the one question, and what is asked around it."""
     from dataclasses import replace
 
-    from planner.queries import others, probe, write
+    from planner.queries import beside_present, export, others, probe, write
     from planner.report import beside, calibrated, require_answerable
 
     asked, wish, around = planning.asked, planning.wish, planning.wish.around
     largest = _largest(asked, around, planning.limits())
     limits = planning.limits()
     posed = _posed(asked, largest)
+    posed = replace(posed, assumed={**planning.implied, **posed.assumed})
     problem = posed.problem
     require_answerable(problem, around, any_stage=wish.any_stage)
     planning.require_stages(problem)
@@ -148,9 +176,12 @@ def _one_plan(planning: Planning) -> None:
     _require_found(problem, first, asked.where, limits)
     solution = planning.improved(problem, first, limits)
     compared = [first, *_others(problem, wish)]
+    read = () if around.source is None else (around.source,)
+    found = export(exporting, problem, solution, asked, read)
     if wish.out is not None and solution.best is not None:
         write(wish.out, problem, solution.best, asked)
-    found = beside(problem, solution, around, largest, planning.solved, limits)
+    found += beside_present(now, problem, solution)
+    found += beside(problem, solution, around, largest, planning.solved, limits)
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
     solution = replace(solution, runners_up=solution.runners_up[: wish.top])
@@ -169,19 +200,27 @@ def _refuse_beside_diff(learning: CalibrationOptions) -> None:
 
 
 def _asked(
-    job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish
+    job: JobOptions,
+    pins: Pins,
+    learning: CalibrationOptions,
+    wish: Wish,
+    now: Present | None,
 ) -> Asked:
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.runs import calibration_of
     from planner.problem import Asked, Goal, Objective
     from profiles import load_model
 
-    profile = read_profile(job.profile)
-    where = cluster_name(job.cluster, profile)
-    job.require("model")
+    profile = read_profile(job.profile) if now is None else now.pricing.profile
+    where = cluster_name(job.cluster, profile) if now is None else now.pricing.where
+    samples = profile.samples if profile else None
+    if now is None:
+        job.require("model")
     return Asked(
-        model=load_model(job.model or "", seq_len=job.seq_len),
-        cluster=cluster_called(where, profile.samples if profile else None),
+        model=load_model(job.model or "", seq_len=job.seq_len)
+        if now is None
+        else now.model,
+        cluster=cluster_called(where, samples) if now is None else now.cluster,
         where=where,
         job=job,
         pins=pins,

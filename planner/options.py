@@ -12,6 +12,7 @@ import click
 
 from profiles.commandline import (
     Choice,
+    Count,
     FilePath,
     FloatRange,
     Function,
@@ -50,6 +51,14 @@ class Around:
         metavar="A B",
         help="What differs between two layout files, and what each difference costs.",
     )
+    source: Path | None = option(
+        flag="--from",
+        type=FilePath(),
+        metavar="FILE",
+        help="What a present configuration costs, and what this plan would change: "
+        "Megatron's arguments, DeepSpeed's, torchtitan's or Hugging Face's "
+        "configuration, or a layout file. Options say what it does not.",
+    )
     explain: bool = option(
         default=False,
         is_flag=True,
@@ -57,7 +66,7 @@ class Around:
         "would buy.",
     )
     tokens: float | None = option(
-        type=FloatRange(1, MOST_TOKENS),
+        type=Count(1, MOST_TOKENS),
         metavar="N",
         help="Also: days (and dollars, where the device has a price) to train N "
         "tokens.",

@@ -5,8 +5,10 @@ What it imports is there before the time of a plan begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from costmodel.options import Pins
 from planner.analysis import looked_for
@@ -29,11 +31,13 @@ from profiles.commandline import warn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """What was *asked*, the *pins* as they were given, and the rest of the wish."""
+    """What was *asked*, the *pins* as they were given, and the rest of the wish;
+    *implied* is what other options stand for."""
 
     asked: Asked
     pins: Pins
     wish: Wish
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
     def limits(self) -> Limits:
         """Those of one plan, whose time begins now."""

@@ -6,18 +6,30 @@ Rooms are opened when a question is asked, so that one plan loads no others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from costmodel.options import Pins
+from costmodel.options import ExportOptions, Pins
 from planner.options import Around, Wish
-from profiles.commandline import JobOptions, console, emit_json, premise, warn
+from profiles.commandline import (
+    CalibrationOptions,
+    JobOptions,
+    console,
+    emit_json,
+    given,
+    premise,
+    warn,
+)
 from profiles.errors import Contradiction
 
 if TYPE_CHECKING:
+    from costmodel.formats import Present
     from planner.problem import Asked, Candidate, Posed, Problem, Solution
     from planner.report import Beside
     from planner.search import Limits
+
+OWN_TARGETS: Final = ("torchrun", "slurm", "kubernetes")  # of --export, that `execute`
 
 
 def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
@@ -33,13 +45,14 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
         "--probe": around.probe is not None,
         "--shardings": around.shardings,
         "--compare-frameworks": around.compare_frameworks,
+        "--from": around.source is not None,
     }
     for flag, said in flags.items():
         if said:
             raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
 
 
-def refuse_beside_diff(wish: Wish) -> None:
+def refuse_beside_diff(wish: Wish, **more: bool) -> None:
     """Raise for what `--diff`, which searches nothing, leaves unanswered."""
     refuse_beside(
         "--diff",
@@ -49,7 +62,55 @@ def refuse_beside_diff(wish: Wish) -> None:
         time_limit=wish.time_limit is not None,
         probability=wish.probability is not None,
         executable=wish.executable is not None,
+        **more,
     )
+
+
+def suited(
+    job: JobOptions, wish: Wish, exporting: ExportOptions
+) -> tuple[JobOptions, Wish]:
+    """*job* and *wish* as what is exported needs them where they leave it open: the
+    framework whose files are written, or what `execute` carries out.
+
+    Raises UnknownName for a target.
+    """
+    if not given(exporting):
+        return job, wish
+    from costmodel.formats import framework_for, require_targets
+
+    require_targets(exporting.targets, exporting.export_to)
+    framework = framework_for(exporting.targets)
+    if job.framework is None and framework is not None and wish.around.source is None:
+        warn(
+            f"--framework {framework}: whose files --export {exporting.targets[0]} "
+            "writes; give --framework to plan for another"
+        )
+        return replace(job, framework=framework), wish
+    ours = framework is None and job.framework is None
+    if ours and wish.executable is None and exporting.targets[0] in OWN_TARGETS:
+        return job, replace(wish, executable=True)
+    return job, wish
+
+
+def present_of(
+    job: JobOptions, pins: Pins, learning: CalibrationOptions, around: Around
+) -> Present | None:
+    """The present configuration, priced, where one is given; told what to know of it.
+
+    Raises as `costmodel.formats.present`.
+    """
+    if around.source is None:
+        return None
+    from costmodel.formats import present
+
+    if given(learning):
+        raise Contradiction(
+            "--from prices a configuration as it is; leave --calibrate and its like out"
+        )
+    found = present(around.source, job, pins)
+    for line in (*found.words, *found.pricing.estimate.warnings):
+        warn(line)
+    return found
 
 
 def compare(
@@ -162,6 +223,59 @@ def probe(
     for file, candidate in written:
         write(file, problem, candidate, asked)
     return probes_beside(problem, solution, written, around.probe)
+
+
+def beside_present(
+    present: Present | None, problem: Problem, solution: Solution
+) -> Beside:
+    """What the present configuration costs, and what the plan changes of it."""
+    from planner.report import Beside
+
+    if present is None or solution.best is None:
+        return Beside()
+    from planner.analysis import (
+        present_document,
+        present_lines,
+        present_view,
+        to_plan,
+    )
+
+    found = to_plan(present, problem, solution)
+    return Beside(
+        lines=present_lines(present, found),
+        members=present_document(present, found),
+        tables=(lambda: present_view(found),),
+    )
+
+
+def export(
+    exporting: ExportOptions,
+    problem: Problem,
+    solution: Solution,
+    asked: Asked,
+    read: tuple[Path, ...],
+) -> Beside:
+    """Write the plan as other frameworks' files."""
+    from planner.report import Beside
+
+    best = solution.best
+    if not exporting.targets or best is None:
+        return Beside()
+    from costmodel.formats import exported
+    from costmodel.simulation import Pricing, origin_of
+
+    pricing = Pricing(
+        estimate=best.estimate,
+        on=problem.machine,
+        where=asked.where,
+        origin=origin_of(asked.job, asked.pins, asked.profile, best.estimate),
+        profile=asked.profile,
+    )
+    files = exported(pricing, exporting, read)
+    return Beside(
+        lines=tuple(("exported", line) for line in files.words),
+        members={"exports": files.document},
+    )
 
 
 def others(

@@ -87,8 +87,7 @@ def read_json(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> o
 
 
 def read_text(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a UTF-8 file; *what* it should be. Raises InvalidFile as `read_json`
-    does."""
+    """A UTF-8 file, *what* it should be; raises InvalidFile as `read_json` does."""
     name = f"{what} {shown(path)}"
     content = _content(Path(path), name, most_bytes)
     try:

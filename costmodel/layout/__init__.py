@@ -7,6 +7,7 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from costmodel.layout.checkpoint_segments import (
         counted,
+        first_of_each,
         inner,
         longest,
         segments_of,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         LaunchFloor,
         framework_of_run,
         framework_on,
+        frameworks,
         hides_gradients,
         load_framework,
         shares_cores,

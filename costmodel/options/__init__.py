@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from costmodel.options.exports import ExportOptions, export_options
     from costmodel.options.inference import (
         CACHE_FORMATS,
         QUANTIZATIONS,

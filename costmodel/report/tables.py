@@ -23,6 +23,7 @@ from costmodel.report.data_parallel_baseline import (
     ComparedProcesses,
     compare_data_parallel,
 )
+from costmodel.report.networks import designs, network_rows
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import Away, Memory
@@ -317,12 +318,13 @@ def extras(
     tokens: float | None,
     rampup: tuple[int, int, int] | None,
     compares: bool,
+    radix: int | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Rows]]:
     """What the questions around a layout's price add: a member of the JSON document, by
     name, and rows that stand below the price.
 
-    A run of *tokens* tokens, its batch ramped up or not; and, where it *compares*, data
-    parallelism in one process.
+    A run of *tokens* tokens, its batch ramped up or not; where it *compares*, data
+    parallelism in one process; and with a *radix*, networks of such switches.
     """
     if tokens is not None:
         run = None
@@ -335,6 +337,10 @@ def extras(
     if compares:
         compared = compare_data_parallel(found, on)
         yield "data_parallel", compared.document(), compared_rows(compared)
+    if radix is not None:
+        networks = designs(found, on, radix)
+        document = {"networks": [one.document() for one in networks]}
+        yield "network_designs", document, tuple(network_rows(networks))
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

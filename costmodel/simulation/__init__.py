@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         cluster_of,
         fingerprint,
         job_of,
+        layout_document,
         machine_of,
         origin_of,
         profile_of,
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
         trace_named,
         write_layout,
     )
-    from costmodel.simulation.pricing import from_file, from_options, priced, simulate
+    from costmodel.simulation.pricing import (
+        Pricing,
+        from_file,
+        from_options,
+        priced,
+        simulate,
+    )
     from costmodel.simulation.question import (
         NO_CUT,
         Question,

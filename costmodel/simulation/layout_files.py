@@ -135,7 +135,22 @@ def write_layout(
     *,
     origin: Origin | None = None,
 ) -> None:
-    """Write a question and its layout; *where* is a cluster's name or spelling.
+    """Write a question and its layout, as `layout_document` has them; raises as it
+    does."""
+    made = (origin or Origin()).written_to(path.parent)
+    document = layout_document(job, where, layout, profiles, origin=made)
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def layout_document(
+    job: Job,
+    where: Any,
+    layout: Layout,
+    profiles: tuple[str, ...] = (),
+    *,
+    origin: Origin | None = None,
+) -> dict[str, Any]:
+    """A layout file; *where* is a cluster's name or spelling.
 
     *profiles* are the content hashes of the samples that it was priced with, *origin*
     what else that price was made of. Raises Unsupported for a job that trains adapters
@@ -157,10 +172,10 @@ def write_layout(
         cluster=where,
         gpus=layout.gpus,
         profiles=profiles,
-        origin=(origin or Origin()).written_to(path.parent),
+        origin=origin or Origin(),
         layout=layout,
     )
-    write_text(path, json.dumps(file_document(file), indent=1, allow_nan=False) + "\n")
+    return file_document(file)
 
 
 def _spelled_model(job: Job) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from costmodel.layout import Layout
 from costmodel.machine import (
     Calibration,
     Machine,
@@ -19,6 +20,7 @@ from costmodel.options import Pins, layout_options
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.layout_files import (
     job_of,
+    layout_document,
     machine_of,
     origin_of,
     profile_of,
@@ -36,7 +38,7 @@ from profiles import load_model
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
 from profiles.hardware import Cluster
-from profiles.models import Model, is_reference
+from profiles.models import Job, Model, is_reference
 from profiles.samples import LOCAL
 
 
@@ -53,26 +55,37 @@ class Pricing:
 
     def write(self, path: Path) -> None:
         """The layout file, which `from_file` prices the same; raises InvalidFile."""
-        write_layout(
-            path,
+        write_layout(path, *self._written, origin=self.origin)
+
+    def document(self) -> dict[str, Any]:
+        """What the layout file holds."""
+        return layout_document(*self._written, origin=self.origin)
+
+    @property
+    def _written(self) -> tuple[Job, Any, Layout, tuple[str, ...]]:
+        return (
             self.estimate.job,
             spelled(self.where, self.on.cluster),
             self.estimate.layout,
             self.profile.hashes if self.profile else (),
-            origin=self.origin,
         )
 
 
 def from_options(
-    job: JobOptions, pins: Pins, calibration: Calibration | None = None
+    job: JobOptions,
+    pins: Pins,
+    calibration: Calibration | None = None,
+    trained: Model | None = None,
 ) -> Pricing:
-    """The price of the layout that the options say; raises as `question.resolve`."""
-    job.require("model")
+    """The price of the layout that the options say, of the model that they name or
+    that is *trained*; raises as `question.resolve`."""
+    if trained is None:
+        job.require("model")
     profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
     asked = (job, pins, profile, calibration)
-    spec = load_model(job.model or "", seq_len=job.seq_len)
+    spec = trained or load_model(job.model or "", seq_len=job.seq_len)
     return _priced(spec, where, named, *asked)
 
 

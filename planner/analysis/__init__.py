@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     )
     from planner.analysis.infeasibility import diagnose, diagnose_search
     from planner.analysis.largest import Largest, maximize
+    from planner.analysis.present import (
+        present_document,
+        present_lines,
+        present_view,
+        to_plan,
+    )
     from planner.analysis.probe import POOL, probe_files, probes
     from planner.analysis.robust_choice import looked_for, recommended, why_chosen
     from planner.analysis.scaling import Sized, efficiency, plans

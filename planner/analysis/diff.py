@@ -82,6 +82,7 @@ class Change:
     before: Estimate
     after: Estimate
     choices: Pair | None = None  # None: not all in numbers
+    words: tuple[str, str] | None = None  # in place of those of the layouts
 
     @property
     def step_time_s(self) -> float:
@@ -304,6 +305,8 @@ def _change(change: Change) -> dict[str, Any]:
 
 def changed_words(change: Change) -> tuple[str, str]:
     """What the changed dimensions are before and after."""
+    if change.words is not None:
+        return change.words
     if change.choices is None:
         a, b = change.before.layout, change.after.layout
         if change.dimensions == (OPERATORS,):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         premise,
         warn,
     )
+    from profiles.commandline.lists import Entry, print_list
     from profiles.commandline.options import (
         Function,
         JobOptions,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         LARGEST_SEQUENCE,
         LONGEST_TEXT,
         Choice,
+        Count,
         FilePath,
         FloatRange,
         IntRange,

@@ -247,7 +247,7 @@ def command(
     name: str, *, example: str, **settings: Any
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a function the command *name*; it takes ``as_json`` and its own options."""
-    shows = {"show_default": True}
+    shows = {"show_default": True, "help_option_names": ["-h", "--help"]}
     return click.command(
         name, cls=Command, example=example, context_settings=shows, **settings
     )

@@ -1,4 +1,5 @@
-"""`meshwright VERB …`: the four commands where their own names are taken.
+"""`meshwright VERB …`: the four commands where their own names are taken, and lists of
+what the catalogues have.
 
 The verb's package is loaded by name when it is asked for, so this module knows no
 package that comes after its own.
@@ -25,9 +26,17 @@ VERBS = {
     ),
 }
 
+LISTS = {
+    "models": ("profiles", "which models are known?"),
+    "clusters": ("profiles", "which clusters are known?"),
+    "devices": ("profiles", "which devices are known?"),
+    "frameworks": ("costmodel", "whose software can be priced?"),
+}
+
 
 @click.group(
     invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="\b\nExample:\n  meshwright plan --model gpt-13b --gpus 64",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
@@ -39,7 +48,8 @@ def meshwright(context: click.Context) -> None:
 
     if context.invoked_subcommand is None:
         raise InvalidQuestion(
-            f"name a command: one of {', '.join(VERBS)}; see meshwright --help"
+            f"name a command: one of {', '.join((*VERBS, *LISTS))}; see meshwright "
+            "--help"
         )
 
 
@@ -60,8 +70,29 @@ def _add(verb: str) -> None:
         context.exit(module.main(arguments, f"meshwright {verb}"))
 
 
+def _add_list(name: str) -> None:
+    """Add a command that lists the catalogue of *name*."""
+    package, question = LISTS[name]
+
+    @meshwright.command(
+        name,
+        short_help=question,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def command(context: click.Context, arguments: tuple[str, ...]) -> None:
+        from profiles.commandline.commands import enter
+
+        where = f"{package}.lists:{name}"
+        context.exit(enter(where, arguments, f"meshwright {name}"))
+
+
 for _verb in VERBS:
     _add(_verb)
+for _name in LISTS:
+    _add_list(_name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ LARGEST_SAMPLES = 10**15  # more sequences than a run has
 LONGEST_TEXT = 4096  # PATH_MAX
 MOST_COUNTS = 10_000  # pipeline stages
 
+_SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _PLAIN = re.compile(r"[\w.,=:/+@-]+", re.ASCII)
 _OFFLOADED = ("optimizer", "parameters", "activations")
 _OFFLOAD_RULE = (
@@ -92,6 +93,26 @@ class FloatRange(click.FloatRange):
             if number != number:  # NaN is in every range of click's
                 self.fail("not a number", param, ctx)
             return number
+
+
+class Count(FloatRange):
+    """A large number as people write it: 3e11, 300B, 1.5T; K, M, B and T are decimal.
+
+    >>> Count(1, 1e18)("300B")
+    300000000000.0
+    """
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        plain = str(value).strip()
+        scale = _SUFFIXES.get(plain[-1:].upper(), 1)
+        number = plain[:-1] if scale > 1 else plain
+        try:
+            return super().convert(float(number) * scale, param, ctx)
+        except ValueError:
+            rule = f"from {self.min:g} to {self.max:g}, such as 3e11 or 300B"
+            raise refuse(plain, f"must be a number {rule}") from None
 
 
 class Choice(click.Choice[str]):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from profiles.hardware.catalog import (
         DEFAULT_CLUSTER,
         cluster,
+        cluster_names,
         device,
         device_names,
         knows_cluster,

@@ -356,7 +356,7 @@ def test_a_trace_holds_every_pass(
         (("--runs", "x.csv", "--sweep", "tp=1"), "--sweep is about one layout"),
         ((*ASKED, "--tokens", "0"), "must be a number >= 1"),
         ((*ASKED, "--recompute-layers", "2"), "add --recompute full"),
-        (("--model", "resnet-50", "--gpus", "8"), "resnet"),
+        (("--model", "resnet-50", "--gpus", "8", "--tp", "2"), "tp"),
         (("--model", "mixtral-8x7b", "--gpus", "8", "--ep", "3"), "the 8 experts"),
         (("--model", "mixtral-8x7b", "--gpus", "4", "--ep", "8"), "= 4 ranks"),
         (("--model", "mixtral-8x7b", "--imbalance", "5"), "more than 4"),

@@ -1,0 +1,183 @@
+"""How nodes are started: our own executor, Slurm, Kubernetes.
+
+torchrun      `meshwright execute`, which is a launcher itself (torch's elastic agent)
+slurm         sbatch, with one task a node; of our own executor or another target's
+              command (`slurm:megatron`)
+kubernetes    the Kubeflow trainer: TrainJob (trainer.kubeflow.org/v1alpha1, version 2)
+              and PyTorchJob (kubeflow.org/v1, the training operator); likewise
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from costmodel.formats.setup import Run
+from costmodel.formats.text import Written, continued, json_text, yaml_text
+from costmodel.support import require_supported
+
+LAYOUT: Final = "layout.json"
+IMAGE: Final = "IMAGE"  # the user's own
+PORT: Final = 29500
+
+
+def write_torchrun(run: Run) -> Written:
+    """A line that runs this layout by our own executor, and the layout file."""
+    require_supported(run.layout, run.job)
+    command = ("meshwright", "execute", LAYOUT, "--data", "synthetic", "--steps", "100")
+    several: tuple[str, ...] = ()
+    if run.nodes > 1:
+        several = ("--nnodes", str(run.nodes), "--rdzv-endpoint", _endpoint())
+    text = "\n".join(
+        [
+            "#!/bin/bash",
+            f"# {run.words}",
+            "# Run it on every node, with MASTER_ADDR set; --data names your file.",
+            "set -euo pipefail",
+            continued((*command, *several)),
+        ]
+    )
+    files = {"torchrun.sh": text + "\n", LAYOUT: json_text(dict(run.document))}
+    return Written(files=files, command=("bash", "torchrun.sh"))
+
+
+def _endpoint() -> str:
+    return f"${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-{PORT}}}"
+
+
+def write_slurm(run: Run, inner: Written) -> Written:
+    """A batch script that starts *inner* on every node."""
+    name, command = _name(run), " ".join(_every_node(run, inner))
+    text = "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={name}",
+            f"#SBATCH --nodes={run.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={run.per_node}",
+            "#SBATCH --exclusive",
+            f"#SBATCH --output={name}-%j.log",
+            f"# {run.words}",
+            "set -euo pipefail",
+            "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+            f"export MASTER_ADDR MASTER_PORT={PORT}",
+            f"srun bash -c 'export NODE_RANK=$SLURM_NODEID; exec {command}'",
+        ]
+    )
+    return Written(
+        files={**inner.files, "slurm.sbatch": text + "\n"},
+        command=("sbatch", "slurm.sbatch"),
+    )
+
+
+def _every_node(run: Run, inner: Written) -> tuple[str, ...]:
+    """The command with where nodes meet, which a launcher of one node leaves out."""
+    command = tuple(inner.command)
+    if command[0] == "torchrun" and run.nodes > 1:
+        meet = (
+            "--node-rank",
+            "$NODE_RANK",
+            "--master-addr",
+            "$MASTER_ADDR",
+            "--master-port",
+            "$MASTER_PORT",
+        )
+        return (command[0], *meet, *command[1:])
+    if command[0] == "accelerate" and run.nodes > 1:
+        meet = (
+            "--machine_rank",
+            "$NODE_RANK",
+            "--main_process_ip",
+            "$MASTER_ADDR",
+            "--main_process_port",
+            "$MASTER_PORT",
+        )
+        return (*command[:2], *meet, *command[2:])
+    return command
+
+
+def _name(run: Run) -> str:
+    """A name that Kubernetes takes: lower case letters, digits and hyphens."""
+    short = re.sub(r"[^a-z0-9]+", "-", run.job.model.lower()).strip("-")
+    return f"{short[:40].strip('-') or 'model'}-{run.gpus}"
+
+
+def write_kubernetes(run: Run, inner: Written) -> Written:
+    """Manifests of both versions of Kubeflow's trainer, and the files they mount."""
+    name = _name(run)
+    about = (
+        f"{run.words}\nReplace {IMAGE} by an image with your framework, and create the "
+        f"files: kubectl create configmap {name} "
+        + " ".join(f"--from-file={file}" for file in inner.files)
+    )
+    files = {
+        **inner.files,
+        "trainjob.yaml": yaml_text(_train_job(run, inner, name), about),
+        "pytorchjob.yaml": yaml_text(_pytorch_job(run, inner, name), about),
+    }
+    return Written(files=files, command=("kubectl", "apply", "-f", "trainjob.yaml"))
+
+
+def _shell(run: Run, inner: Written, rank: str) -> list[str]:
+    words = " ".join(_every_node(run, inner))
+    return ["bash", "-c", f"cd /config && export NODE_RANK=${rank} && exec {words}"]
+
+
+def _gpus(run: Run) -> dict[str, Any]:
+    return {"limits": {"nvidia.com/gpu": run.per_node}}
+
+
+def _train_job(run: Run, inner: Written, name: str) -> dict[str, Any]:
+    volume = {"name": "config", "configMap": {"name": name}}
+    mount = {"name": "config", "mountPath": "/config"}
+    template = {
+        "targetJobs": [{"name": "node"}],
+        "spec": {
+            "volumes": [volume],
+            "containers": [{"name": "node", "volumeMounts": [mount]}],
+        },
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {
+                "image": IMAGE,
+                "numNodes": run.nodes,
+                "numProcPerNode": run.per_node,
+                "command": _shell(run, inner, "PET_NODE_RANK"),
+                "resourcesPerNode": _gpus(run),
+                "env": [{"name": "MASTER_PORT", "value": str(PORT)}],
+            },
+            "podTemplateOverrides": [template],
+        },
+    }
+
+
+def _pytorch_job(run: Run, inner: Written, name: str) -> dict[str, Any]:
+    container = {
+        "name": "pytorch",
+        "image": IMAGE,
+        "command": _shell(run, inner, "{RANK:-0}"),
+        "resources": _gpus(run),
+        "volumeMounts": [{"name": "config", "mountPath": "/config"}],
+    }
+    pod = {
+        "spec": {
+            "containers": [container],
+            "volumes": [{"name": "config", "configMap": {"name": name}}],
+        }
+    }
+    replicas: dict[str, Any] = {
+        "Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": pod}
+    }
+    if run.nodes > 1:
+        replicas["Worker"] = {**replicas["Master"], "replicas": run.nodes - 1}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"nprocPerNode": str(run.per_node), "pytorchReplicaSpecs": replicas},
+    }

@@ -1,0 +1,226 @@
+"""`--from`: which format a file is in, and what it says.
+
+By its content: a shell script or a list of arguments (Megatron-LM, Megatron-DeepSpeed),
+JSON (DeepSpeed, accelerate, the Trainer, our own layout file), TOML (torchtitan), YAML
+(accelerate; it needs PyYAML, and reads plain values alone).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from costmodel.formats.deepspeed import read_deepspeed
+from costmodel.formats.fields import Fields
+from costmodel.formats.huggingface import read_accelerate, read_trainer
+from costmodel.formats.megatron import read_megatron
+from costmodel.formats.megatron_deepspeed import read_megatron_deepspeed
+from costmodel.formats.setup import Foreign
+from costmodel.formats.shell import Script, arguments, read_script
+from costmodel.formats.torchtitan import read_torchtitan
+from profiles.errors import InvalidFile
+from profiles.files import read_text, require_package, shown
+
+MOST_BYTES: Final = 256 * 1024  # of a configuration; a script's quotes are looked for
+MOST_DEPTH: Final = 32
+_MEGATRON: Final = ("num-layers", "tensor-model-parallel-size", "hidden-size")
+_DEEPSPEED: Final = ("zero-stage", "deepspeed_config", "ds-sequence-parallel-size")
+_OURS: Final = "meshwright/layout"
+
+
+def is_layout_file(path: Path) -> bool:
+    """Whether *path* is a layout file of our own; raises InvalidFile."""
+    if path.suffix.lower() != ".json":
+        return False
+    document = _json(read_text(path, what="file", most_bytes=64 * MOST_BYTES), path)
+    return isinstance(document, dict) and document.get("format") == _OURS
+
+
+def read_foreign(path: Path, gpus: int | None = None) -> Foreign:
+    """What a file of another framework says; *gpus* counts where it does not.
+
+    Raises InvalidFile for what is none, Unsupported for what is not priced,
+    Contradiction for what cannot be.
+    """
+    text = read_text(path, what="file", most_bytes=MOST_BYTES)
+    suffix, called = path.suffix.lower(), shown(path.name)
+    if suffix == ".toml":
+        return read_torchtitan(Fields(_toml(text, path), called), gpus)
+    if suffix in (".yaml", ".yml"):
+        return _of_document(_yaml(text, path), path, gpus)
+    if suffix == ".json" or text.lstrip()[:1] == "{":
+        return _of_document(_json(text, path), path, gpus)
+    return _of_script(read_script(text, called), path, gpus)
+
+
+def _of_document(document: Any, path: Path, gpus: int | None) -> Foreign:
+    called = shown(path.name)
+    if not isinstance(document, dict):
+        raise InvalidFile(f"{called} must hold an object with named values")
+    fields = Fields({str(key): one for key, one in document.items()}, called)
+
+    def beside(name: str) -> Fields | None:
+        return _beside(path, name)
+
+    if "distributed_type" in fields or "compute_environment" in fields:
+        return read_accelerate(fields, gpus, beside)
+    if "output_dir" in fields or "per_device_train_batch_size" in fields:
+        return read_trainer(fields, gpus, beside)
+    known = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu")
+    if any(name in fields for name in (*known, "fp16", "bf16")):
+        return read_deepspeed(fields, gpus)
+    if "parallelism" in fields or "training" in fields:
+        return read_torchtitan(fields, gpus)
+    raise InvalidFile(
+        f"{called} is no format that is read here: DeepSpeed's, accelerate's, the "
+        "Trainer's or torchtitan's configuration, Megatron's arguments, or a layout "
+        "file"
+    )
+
+
+def _beside(path: Path, name: str) -> Fields | None:
+    """The JSON file called *name* in the folder of *path*; None where it is not there.
+
+    A stranger's file may name any path: no other folder is looked in.
+    """
+    plain = Path(name).name
+    file = path.parent / plain
+    if plain in ("", ".", "..") or not file.is_file():
+        return None
+    document = _json(read_text(file, what="file", most_bytes=MOST_BYTES), file)
+    if not isinstance(document, dict):
+        raise InvalidFile(f"{shown(plain)} must hold an object with named values")
+    return Fields(document, shown(plain))
+
+
+def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
+    """The command with Megatron's arguments among all of a script's."""
+    options: dict[str, object] = {}
+    for _, found in map(arguments, script.commands):
+        if sum(name in found for name in _MEGATRON) > sum(
+            name in options for name in _MEGATRON
+        ):
+            options = found
+    if not any(name in options for name in _MEGATRON):
+        raise InvalidFile(
+            f"{script.what} has no command with Megatron's arguments, such as "
+            "--num-layers; give a script that runs pretrain_gpt.py, or its arguments"
+        )
+    world = _world(script, options) or gpus
+    own = {name: one for name, one in options.items() if name not in _LAUNCH}
+    fields = Fields(own, script.what)
+    foreign = _megatron(script, fields, path, world)
+    warnings = tuple(
+        f"what {word} holds is not known: the script does not set it"
+        for word in dict.fromkeys(_open(options))
+    )
+    return replace(foreign, warnings=(*warnings, *foreign.warnings))
+
+
+def _megatron(script: Script, fields: Fields, path: Path, world: int | None) -> Foreign:
+    if not any(name in fields for name in _DEEPSPEED):
+        return read_megatron(fields, world)
+    named = fields.word("deepspeed_config")
+    configured = None
+    if named is not None:
+        inside = script.documents.get(named)
+        if inside is None:
+            for key, text in script.documents.items():
+                if script.expanded(key) == named:
+                    inside = text
+        if inside is not None:
+            document = _json(inside, Path(named))
+            if not isinstance(document, dict):
+                raise InvalidFile(f"{shown(named)} must hold an object")
+            configured = Fields(document, shown(Path(named).name))
+        else:
+            configured = _beside(path, named)
+    return read_megatron_deepspeed(fields, world, configured)
+
+
+def _open(options: Mapping[str, object]) -> Iterator[str]:
+    """Variables that stand behind a value, where more arguments could be."""
+    for value in options.values():
+        for word in value[1:] if isinstance(value, tuple) else ():
+            if word.startswith("$"):
+                yield word
+
+
+_LAUNCH: Final = (
+    *("nproc_per_node", "nproc-per-node", "nnodes", "node_rank", "node-rank"),
+    *("master_addr", "master-addr", "master_port", "master-port", "num_nodes"),
+    *("num_gpus", "hostfile", "rdzv-endpoint", "rdzv_endpoint", "rdzv-backend"),
+    *("rdzv_backend", "rdzv-id", "rdzv_id", "max_restarts", "tee", "role", "launcher"),
+    *(
+        "ntasks-per-node",
+        "nodes",
+        "gpus-per-node",
+        "ntasks",
+        "label",
+        "export",
+        "jobid",
+    ),
+    *("gres", "container-image", "container-mounts", "cpus-per-task", "max-restarts"),
+)
+
+
+def _world(script: Script, options: Mapping[str, object]) -> int | None:
+    """Processes: nodes times those of a node, as a launcher is told; None where it is
+    not."""
+    each = _first(script, options, ("nproc_per_node", "nproc-per-node", "num_gpus"))
+    nodes = _first(script, options, ("nnodes", "num_nodes"))
+    header = Fields(script.slurm, script.what)
+    if nodes is None:
+        nodes = header.integer("nodes")
+    if each is None:
+        each = header.integer("gpus-per-node") or header.integer("ntasks-per-node")
+    if each is None:
+        return None
+    return each * (nodes or 1)
+
+
+def _first(
+    script: Script, options: Mapping[str, object], names: tuple[str, ...]
+) -> int | None:
+    for name in names:
+        value = options.get(name)
+        if isinstance(value, tuple):  # the script's name follows
+            value = value[0]
+        if isinstance(value, str) and value.isdigit() and len(value) < 9:
+            return int(value)
+    return None
+
+
+def _json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise InvalidFile(f"{shown(path)} is not whole JSON: {reason}") from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise InvalidFile(f"{shown(path)} is not whole TOML: {reason}") from None
+
+
+def _yaml(text: str, path: Path) -> Any:
+    require_package("yaml", f"reading {shown(path)}", extra="yaml")
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        reason = " ".join(str(error).split()) or "nested too deeply"
+        raise InvalidFile(f"{shown(path)} is not whole YAML: {reason[:200]}") from None
