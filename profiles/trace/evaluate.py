@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -24,6 +28,14 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 CPU = torch.device("cpu")
+
+
+class DataDependent(Exception):
+    """The shape of what a node makes depends on numbers, which nobody computes."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(str(node.target))
+        self.node = node
 
 
 @dataclass(slots=True)
@@ -194,7 +206,7 @@ class _Run:
             return one
 
         with saved_tensors_hooks(keep, lambda one: one), torch.enable_grad():
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
+            made = self._made(node, args, kwargs)
         self.values[node.name] = made
         first = next(
             (one for one in tree_leaves(made) if isinstance(one, Tensor)), None
@@ -207,6 +219,12 @@ class _Run:
         for one in kept:
             self._keep(node, one, seen)
         self.nodes[node.name] = seen
+
+    def _made(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise DataDependent(node) from error
 
     def _of(self, node: fx.Node) -> Any:
         return self.values[node.name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -67,11 +68,7 @@ def _refusal(reference: str, error: Exception) -> str:
     if isinstance(error, GuardOnDataDependentSymNode) or any(
         one in said or one in type(error).__name__ for one in _DATA
     ):
-        return (
-            f"{reference} does not trace: at {where} a shape or a branch depends on the "
-            "numbers in a tensor; use torch.where or masks of fixed shape, or a routed "
-            "block that is known (Mixtral's)"
-        )
+        return depends_on_numbers(reference, where)
     if "dynamic" in said and ("specializ" in said or "Constraints violated" in said):
         return (
             f"{reference} does not trace for any batch: at {where} it fixes the first "
@@ -79,6 +76,15 @@ def _refusal(reference: str, error: Exception) -> str:
         )
     return (
         f"{reference} does not trace: at {where}: {type(error).__name__}: {said[:200]}"
+    )
+
+
+def depends_on_numbers(reference: str, where: str) -> str:
+    """Why a module is refused that looks into its tensors, and what to do."""
+    return (
+        f"{reference} does not trace: at {where} a shape or a branch depends on the "
+        "numbers in a tensor; use torch.where or masks of fixed shape, or route tokens "
+        "by a block that is known (Hugging Face's experts)"
     )
 
 
@@ -90,7 +96,11 @@ def _quiet() -> Iterator[None]:
     for one in loggers:
         one.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(StringIO()),  # it prints the graph that it gives up
+            redirect_stderr(StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

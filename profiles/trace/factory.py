@@ -87,8 +87,8 @@ def module_of(
     module, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise InvalidSpec(
-            f"{reference} gives a {type(module).__name__}; it must return an nn.Module, "
-            "or an nn.Module and its inputs"
+            f"{reference} gives {_kind(module)}; it must return an nn.Module, or an "
+            "nn.Module and its inputs"
         )
     device = torch.device("meta" if meta else "cpu")
     example = _example(reference, module, given, seq_len, device)
@@ -141,8 +141,7 @@ def _found(reference: str) -> Any:
     factory = getattr(module, attribute)
     if not callable(factory):
         raise InvalidSpec(
-            f"{reference} is a {type(factory).__name__}, not a function that returns an "
-            "nn.Module"
+            f"{reference} is {_kind(factory)}, not a function that returns an nn.Module"
         )
     return factory
 
@@ -196,6 +195,10 @@ def _example(
         f"{reference} says no inputs: let it return (module, inputs), or give the module "
         "a method example_inputs() that returns a tensor, a tuple or a dictionary"
     )
+
+
+def _kind(one: object) -> str:
+    return f"of type {type(one).__name__}"
 
 
 def _told(error: BaseException) -> str:

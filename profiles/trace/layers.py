@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Final
 
 from profiles.trace.steps import Step, Trace
@@ -46,19 +46,24 @@ def layers_of(trace: Trace) -> Layers:
     if largest == 0 or len(heavy) < 2:
         return _programmed(trace, crossing)
     heavy = _with_free(trace, heavy, SHARE * largest)
-    starts = [
-        _cut(crossing, one.stop, two.start)
-        for (_, one), (_, two) in zip(heavy, heavy[1:], strict=False)
-    ]
-    first = _cut(crossing, 1, heavy[0][1].start) if heavy[0][1].start else 0
-    last = min(heavy[-1][1].stop, len(trace.steps))
-    edges = [first, *starts, last]
+    members = [run for _, run in heavy]
+    inner = [_cut(crossing, one.stop, two.start) for one, two in pairwise(members)]
+    edges = [members[0].start, *inner, _end(trace, members, inner)]
     return Layers(
-        beginning=range(first),
-        body=tuple(range(a, b) for a, b in zip(edges, edges[1:], strict=False)),
-        ending=range(last, len(trace.steps)),
+        beginning=range(edges[0]),
+        body=tuple(range(a, b) for a, b in pairwise(edges)),
+        ending=range(edges[-1], len(trace.steps)),
         paths=tuple(path for path, _ in heavy),
     )
+
+
+def _end(trace: Trace, members: Sequence[range], inner: Sequence[int]) -> int:
+    """Where the last layer ends: with what follows its member as it follows the one
+    before (the sum with a residual, say)."""
+    last = members[-1].stop
+    follow = [one.function for one in trace.steps[members[-2].stop : inner[-1]]]
+    here = [one.function for one in trace.steps[last : last + len(follow)]]
+    return last + len(follow) if here == follow else last
 
 
 def crossings(trace: Trace) -> list[float]:
@@ -109,19 +114,18 @@ def _runs(trace: Trace) -> list[tuple[str, range]]:
         stop = start + len(list(steps))
         found.append((path, range(start, stop)))
         start = stop
-    return _joined(trace, found)
+    return _joined(found)
 
 
-def _joined(trace: Trace, runs: list[tuple[str, range]]) -> list[tuple[str, range]]:
+def _joined(runs: list[tuple[str, range]]) -> list[tuple[str, range]]:
     """Runs of one member with little between them are one."""
     found: list[tuple[str, range]] = []
     for path, run in runs:
-        if len(found) >= 2 and path and found[-2][0] == path and not found[-1][0]:
-            if len(found[-1][1]) <= len(run):
-                (_, first), _ = found[-2:]
-                found[-2:] = [(path, range(first.start, run.stop))]
-                continue
-        found.append((path, run))
+        again = len(found) >= 2 and path and found[-2][0] == path and not found[-1][0]
+        if again and len(found[-1][1]) <= len(run):
+            found[-2:] = [(path, range(found[-2][1].start, run.stop))]
+        else:
+            found.append((path, run))
     return found
 
 
@@ -180,7 +184,7 @@ def _programmed(trace: Trace, crossing: Sequence[float]) -> Layers:
     count = len(trace.steps)
     work = list(accumulate((weight(one) for one in trace.steps), initial=0.0))
     heavy = [n for n, one in enumerate(trace.steps) if one.parameters]
-    places = sorted({_cut(crossing, a + 1, b) for a, b in zip(heavy, heavy[1:])})
+    places = sorted({_cut(crossing, a + 1, b) for a, b in pairwise(heavy)})
     places = places[:: -(-len(places) // CUTS)] if places else []
     ending = places[-1] if len(places) > 1 else count
     places = [one for one in places if one < ending]
@@ -190,7 +194,7 @@ def _programmed(trace: Trace, crossing: Sequence[float]) -> Layers:
         if cuts is not None:
             break
     assert cuts is not None, "any work is below no limit"
-    body = tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
+    body = tuple(range(a, b) for a, b in pairwise(cuts))
     return Layers(
         beginning=range(0),
         body=body,

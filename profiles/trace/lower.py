@@ -327,8 +327,12 @@ def _between(trace: Trace, layers: Sequence[Layer]) -> _Between:
     _through_empty(between, layers)
     for number, found in enumerate(reads):
         before = [value for value in found if home[value] == number - 1]
-        sizes = [(prod(found[value]), place) for place, value in enumerate(before)]
-        entry = before[max(sizes)[1]] if sizes else None
+        further = {value for later in reads[number + 1 :] for value in later}
+        sizes = [
+            (value not in further, prod(found[value]), place)
+            for place, value in enumerate(before)
+        ]
+        entry = before[max(sizes)[-1]] if sizes else None
         between.entry.append(entry)
         between.skips |= {value for value in found if value != entry}
     return between

@@ -46,7 +46,9 @@ def _run(module: nn.Module, example: Example) -> tuple[Shapes, list[torch.Size]]
     seen = _Seen()
     with seen:
         made = module(*example.args, **example.kwargs)
-    return seen.shapes, [one.shape for one in tree_leaves(made) if isinstance(one, Tensor)]
+    return seen.shapes, [
+        one.shape for one in tree_leaves(made) if isinstance(one, Tensor)
+    ]
 
 
 def _unlike(

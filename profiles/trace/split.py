@@ -18,6 +18,7 @@ from math import gcd, prod
 from typing import Final
 
 from profiles.models import SPLIT_KEY, SPLIT_MLP, SPLIT_QUERY, Operator
+from profiles.trace.layers import layers_of
 from profiles.trace.steps import Parameter, Step, Trace
 
 MOST: Final = 64  # ways
@@ -89,7 +90,13 @@ def splits_of(trace: Trace) -> tuple[Split, ...]:
         for value in step.reads:
             users[value].add(step.name)
     found = (_Region(step, steps, held, users).split() for step in trace.steps)
-    return tuple(one for one in found if one is not None)
+    layers = [{trace.steps[one].name for one in some} for some in layers_of(trace).body]
+    return tuple(
+        one
+        for one in found
+        if one is not None
+        and any({one.row, *one.columns, *one.inside} <= layer for layer in layers)
+    )
 
 
 def is_linear(step: Step) -> bool:
@@ -133,7 +140,7 @@ class _Region:
                 continue  # a mask, angles
             if is_linear(step):
                 self.columns[name] = step
-            elif step.parameters or step.function in _ALONG:
+            elif step.parameters or step.function in _ALONG or not step.known:
                 return False
             else:
                 self.inside[name] = step
@@ -162,7 +169,9 @@ class _Region:
             name: SPLIT_QUERY if self._width(one, 0) == width else SPLIT_KEY
             for name, one in self.columns.items()
         }
-        return self._made(names, {SPLIT_QUERY: width, SPLIT_KEY: key}, SPLIT_QUERY, ways)
+        return self._made(
+            names, {SPLIT_QUERY: width, SPLIT_KEY: key}, SPLIT_QUERY, ways
+        )
 
     def _mlp(self) -> Split | None:
         width = self._width(self.row, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from functools import lru_cache
 from typing import Any
 
@@ -11,8 +13,9 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from profiles.trace.evaluate import Evaluation, Seen, evaluated
-from profiles.trace.export import exported
+from profiles.errors import Unsupported
+from profiles.trace.evaluate import DataDependent, Evaluation, Seen, evaluated
+from profiles.trace.export import depends_on_numbers, exported
 from profiles.trace.factory import Example, module_of
 from profiles.trace.huggingface import as_in_training
 from profiles.trace.routed import NAME, opaque
@@ -41,7 +44,11 @@ def traced(
     """The trace, and the graph that it is of; *module* itself may be anywhere."""
     with as_in_training(), opaque(module):
         program = exported(module, example, name)
-    few, more = (evaluated(program, batch) for batch in BATCHES)
+    try:
+        few, more = (evaluated(program, batch) for batch in BATCHES)
+    except DataDependent as error:
+        where = _line(error.node) or "its forward"
+        raise Unsupported(depends_on_numbers(name, where)) from error
     parameters = _parameters(module)
     made = _Assembly(program, few, more, parameters)
     found = Trace(
@@ -243,9 +250,11 @@ def _compares_positions(mask: fx.Node, depth: int = 12) -> bool:
 
 def _line(node: fx.Node) -> str:
     trace = node.meta.get("stack_trace") or ""
-    return next(
-        (one.strip() for one in reversed(trace.splitlines()) if "File" in one), ""
-    )
+    lines = [
+        one.strip() for one in trace.splitlines() if one.strip().startswith("File")
+    ]
+    found = re.match(r'File "(.*)", line (\d+), in (\S+)', lines[-1] if lines else "")
+    return f"{Path(found[1]).name}, line {found[2]}, in {found[3]}" if found else ""
 
 
 def _parameters(module: nn.Module) -> tuple[Parameter, ...]:
