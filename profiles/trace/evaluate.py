@@ -98,7 +98,7 @@ class _Counting(TorchDispatchMode):
             seen.flops += flops
             seen.moved += moved
             seen.kernels += moved > 0
-        else:
+        elif func is not _SUM:  # of several readers' gradients: of none of them
             node = torch._C._current_autograd_node()
             seen = self.of_backward.get(node, self.nowhere)
             seen.backward_flops += flops
@@ -114,6 +114,7 @@ def _gives_on(func: Any) -> bool:
 
 
 _ATEN = torch.ops.aten
+_SUM = _ATEN.add.Tensor
 _FREE = {
     _ATEN.detach.default,
     _ATEN.empty.memory_format,

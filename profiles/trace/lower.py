@@ -35,6 +35,7 @@ from profiles.trace.routed import NAME as ROUTED
 from profiles.trace.split import Split, splits_of, styles_of
 from profiles.trace.steps import Parameter, Step, Trace
 
+SUMMED: Final = 3.0  # elements that adding one gradient to another moves
 NOTHING: Final = "pass"  # an end that has nothing to do
 
 
@@ -163,6 +164,7 @@ class _Lowering:
         self, layer: Layer, steps: Sequence[Step], naming: Naming
     ) -> Iterator[Operator]:
         names = _names(layer.path, steps)
+        readers = Counter(value for step in steps for value in step.reads if step.trains)
         for step, name in zip(steps, names, strict=True):
             naming.local[step.name] = (
                 f"skip.{step.name}"
@@ -175,7 +177,9 @@ class _Lowering:
                 continue
             if not step.trains and not step.parameters and step.elements.each == 0:
                 continue  # made once, of nothing that is trained
-            yield self._operator(layer, step, name, naming)
+            made = self._operator(layer, step, name, naming)
+            sums = SUMMED * max(readers[step.name] - 1, 0)  # of readers' gradients
+            yield replace(made, backward_elements=made.backward_elements + sums)
 
     def _operator(
         self, layer: Layer, step: Step, name: str, naming: Naming
