@@ -25,15 +25,13 @@ class TracedLayer(nn.Module):
     """The nodes of one layer, run in order; its parameters by the user's names."""
 
     def __init__(
-        self, layer: LayerNodes, whole: nn.Module, gives: Sequence[str]
+        self, layer: LayerNodes, held: Mapping[str, Tensor], gives: Sequence[str]
     ) -> None:
         super().__init__()
         self.name, self._nodes, self._gives = layer.name, layer.nodes, tuple(gives)
         self.again = False  # run once more in backward
         self._takes = tuple(node.name for node in layer.takes)
         self._names = {**layer.parameters, **layer.buffers}
-        held = dict(whole.named_parameters(remove_duplicate=False))
-        held |= dict(whole.named_buffers(remove_duplicate=False))
         for name in self._names.values():
             if name in held:
                 _put(self, name, held[name])
@@ -90,6 +88,7 @@ class TracedStage(nn.Module):
         later = {node.name for node in self._goes}
         if self.last:
             later.add(cut.loss.name)
+        held = self._held(whole, places)
         layers = []
         for place in places:
             after = {
@@ -99,7 +98,7 @@ class TracedStage(nn.Module):
                 for node in cut.layers[other].takes
             }
             gives = sorted(name for name in after | later if self._made_in(name, place))
-            layers.append(TracedLayer(cut.layers[place], whole, gives))
+            layers.append(TracedLayer(cut.layers[place], held, gives))
         self.layers = nn.ModuleDict(
             {layer.name: layer for layer in layers if layer._nodes}
         )
@@ -120,6 +119,17 @@ class TracedStage(nn.Module):
             for layer, some in zip(self.layers.values(), held, strict=True)
             if some and all(counted[one] == 1 for one in some)
         ]
+
+    def _held(self, whole: nn.Module, places: Sequence[int]) -> dict[str, Tensor]:
+        """Parameters and buffers by name; what other stages hold too is a copy."""
+        held: dict[str, Tensor] = {}
+        for name, one in whole.named_parameters():
+            elsewhere = [n for n in self._cut.holders(name) if n not in places]
+            held[name] = one
+            if elsewhere:
+                again = one.detach().clone()
+                held[name] = nn.Parameter(again, requires_grad=one.requires_grad)
+        return held | dict(whole.named_buffers(remove_duplicate=False))
 
     def _made_in(self, name: str, place: int) -> bool:
         home = self._cut.home.get(name)

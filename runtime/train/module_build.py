@@ -114,11 +114,11 @@ class SharedParameters:
     def __init__(self, cut: Cut, layout: Layout, mesh: DeviceMesh) -> None:
         self.group: dist.ProcessGroup | None = None
         self._device = torch.device(mesh.device_type)
-        self._stages: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}
         self._groups: dict[str, dist.ProcessGroup | None] = {}
         opened: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for name, ranks, stages in _holders(cut, layout):
-            self._stages[name] = stages
+        for name, ranks in _holders(cut, layout):
+            self._ranks[name] = len(ranks)
             if len(ranks) > 1 and ranks not in opened:
                 held = [mesh.mesh.select(0, one).flatten().tolist() for one in ranks]
                 groups = [list(some) for some in zip(*held, strict=True)]
@@ -128,15 +128,16 @@ class SharedParameters:
     @property
     def names(self) -> Collection[str]:
         """Of gradients that `sum` changes."""
-        return self._stages
+        return self._ranks
 
     def copies_of(self, name: str) -> int:
-        """How many stages hold the parameter called *name*."""
-        return self._stages.get(name, 1)
+        """How many pipeline ranks hold the parameter called *name*: gradients are
+        collected by name, so that two stages of one rank have one."""
+        return self._ranks.get(name, 1)
 
     def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
         """Give every copy the sum of all, in place."""
-        for name in self._stages:
+        for name in self._ranks:
             here = [made[name] for made in stages if name in made]
             if not here:
                 continue
@@ -150,15 +151,15 @@ class SharedParameters:
                 other.copy_(first)
 
 
-def _holders(cut: Cut, layout: Layout) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Parameters that several stages hold: name, pipeline ranks, number of stages."""
+def _holders(cut: Cut, layout: Layout) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Parameters that several stages hold, and the pipeline ranks of these."""
     for parameter in cut.trace.parameters:
         places = cut.holders(parameter.name)
         names = {cut.layers[place].name for place in places}
         stages = [one for one in layout.stages if names.intersection(one.layers)]
         if len(stages) > 1:
             ranks = sorted({one.held_by[0] for one in stages})
-            yield parameter.name, tuple(ranks), len(stages)
+            yield parameter.name, tuple(ranks)
 
 
 def samples(data: str, spec: ModuleSpec, seed: int) -> Samples:

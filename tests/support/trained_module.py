@@ -79,6 +79,6 @@ def plain(reference: str) -> Trained:
             found += float(loss.detach())
         losses.append(found)
         made = [one.grad for one in module.parameters() if one.grad is not None]
-        norms.append(float(torch.cat([one.flatten() for one in made]).norm()))
+        norms.append(float(torch.cat([one.flatten() for one in made]).double().norm()))
         update.step()
     return losses, norms, {n: one.detach() for n, one in module.named_parameters()}

@@ -237,7 +237,7 @@ def resnet() -> nn.Module:
 
 
 def wide_resnet() -> nn.Module:
-    return ResNet(blocks=(1, 1, 1, 1), width=8, size=32, wide=2)
+    return ResNet(blocks=(1, 1, 1, 1), width=8, size=64, wide=2)
 
 
 def unet() -> nn.Module:
