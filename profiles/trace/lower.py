@@ -110,6 +110,7 @@ class _Lowering:
         self.trace = trace
         self.layers = layers_named(trace)
         self.parameters = {one.name: one for one in trace.parameters}
+        self.sizes = {one.name: (one.elements.one, one.shape) for one in trace.steps}
         self.between = _between(trace, self.layers)
         self.splits = splits
         self.owners: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -133,10 +134,14 @@ class _Lowering:
             value: "layer_in" if value == entry else f"skip.{value}" for value in reads
         }
         naming = Naming(
-            tokens=self.trace.seq_len, outer=outer, inside=self._inside(layer)
+            tokens=self.trace.seq_len,
+            outer=outer,
+            sizes=self.sizes,
+            inside=self._inside(layer),
         )
         steps = [self.trace.steps[one] for one in layer.steps]
         made = list(self._operators(layer, steps, naming)) or [self._nothing(number)]
+        made = self._kept_here(number, made, naming)
         entering = None
         if entry is not None:
             entering = naming.tensor(entry, prod(reads[entry]), reads[entry])
@@ -159,6 +164,24 @@ class _Lowering:
                 if value != entry
             ),
         )
+
+    def _kept_here(
+        self, number: int, made: list[Operator], naming: Naming
+    ) -> list[Operator]:
+        """Without what the next layer keeps as its input: it is one storage."""
+        following = [*self.layers[number + 1 : number + 2]]
+        entry = self.between.entry[number + 1] if following else None
+        if entry is None or not any(
+            saved.value == entry
+            for one in following[0].steps
+            for saved in self.trace.steps[one].saves
+        ):
+            return made
+        name = naming.local.get(entry)
+        return [
+            replace(one, saves=tuple(kept for kept in one.saves if kept.name != name))
+            for one in made
+        ]
 
     def _operators(
         self, layer: Layer, steps: Sequence[Step], naming: Naming

@@ -61,6 +61,7 @@ class Naming:
 
     tokens: int
     outer: Mapping[str, str]
+    sizes: Mapping[str, tuple[float, tuple[int, ...]]] = field(default_factory=dict)
     local: dict[str, str] = field(default_factory=dict)
     inside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     widths: Widths = field(default_factory=Widths)
@@ -68,7 +69,9 @@ class Naming:
     def tensor(
         self, value: str, elements: float, shape: tuple[int, ...], role: str = ""
     ) -> Tensor:
-        """A value of the layer, or one that comes into it."""
+        """A value of the layer, or one that comes into it: all of it, also where a
+        part is seen."""
+        elements, shape = self.sizes.get(value, (elements, shape))
         name = self.local.get(value) or self.outer.get(value) or value
         return self.sized(name, elements, shape, split=role or value)
 

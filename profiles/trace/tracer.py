@@ -184,7 +184,7 @@ class _Assembly:
     def _saves(self, few: Seen, more: Seen) -> list[Saved]:
         return [
             Saved(
-                value=kept.of,
+                value=self.latest.get(kept.of, kept.of),  # as changed in place
                 elements=_amount(kept.elements, other.elements),
                 itemsize=kept.itemsize,
                 floating=kept.floating,

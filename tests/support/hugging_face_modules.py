@@ -98,3 +98,34 @@ def gpt_175b() -> Any:
         n_layer=96, n_embd=12288, n_head=96, n_positions=2048, vocab_size=50257
     )
     return GPT2LMHeadModel(config)
+
+
+def vit_base() -> Any:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(ViTConfig(num_labels=1000))
+
+
+def bert_base() -> Any:
+    from transformers import BertConfig, BertForPreTraining
+
+    return BertForPreTraining(
+        BertConfig(hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    )
+
+
+def gpt_125m() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        activation_function="gelu", attn_pdrop=0, vocab_size=51200, n_positions=2048
+    )
+    return GPT2LMHeadModel(config)
+
+
+def t5_small() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(
+        T5Config(decoder_start_token_id=0, tie_word_embeddings=True)
+    )

@@ -16,7 +16,7 @@ from runtime.optim import Settings
 from runtime.train import Setup, Trainer, samples
 from tests.support.measured_module import loss_of
 
-BATCH, STEPS, RATE = 4, 2, 0.05
+BATCH, STEPS, RATE = 4, 2, 0.01
 SGD = Settings(name="sgd", lr=RATE, weight_decay=0.0, clip=1e9)
 Trained = tuple[list[float], list[float], dict[str, Tensor]]  # losses, norms, weights
 

@@ -347,3 +347,11 @@ class Custom(nn.Module):
 
 def custom() -> tuple[nn.Module, Tensor]:
     return Custom(), torch.randn(1, 64)
+
+
+def resnet_50() -> nn.Module:
+    return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000)
+
+
+def wide_resnet_50() -> nn.Module:
+    return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000, wide=2)

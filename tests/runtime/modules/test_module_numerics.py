@@ -11,7 +11,7 @@ from tests.runtime.ranks import on_ranks
 from tests.support.measured_module import HUGGING_FACE, OWN, needs_transformers
 from tests.support.trained_module import on_rank, plain
 
-LOSS, NORM, WEIGHTS = 1e-5, 1e-5, 1e-6
+LOSS, NORM, WEIGHTS = 1e-5, 5e-5, 1e-6
 SPREAD: list[Mapping[str, Any]] = [
     {"dp": 2, "zero": 0},
     {"dp": 2, "zero": 1, "zero_group": 2},
@@ -70,6 +70,8 @@ def _require_alike(reference: str, cases: Sequence[Mapping[str, Any]]) -> None:
             held |= found_weights
         assert held.keys() <= weights.keys()
         # All together: a bias of keys has no gradient but rounding.
-        wrong = sum(float((one - weights[name]).norm()) ** 2 for name, one in held.items())
+        wrong = sum(
+            float((one - weights[name]).norm()) ** 2 for name, one in held.items()
+        )
         moved = sum(float(weights[name].norm()) ** 2 for name in held)
         assert (wrong / moved) ** 0.5 < WEIGHTS, case
