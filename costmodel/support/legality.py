@@ -258,7 +258,7 @@ def width_violations(tp: int, graph: ModelGraph) -> Iterator[str]:
             f"tp={tp}: {graph.whole}; use tp 1"
             if graph.whole
             else (
-                f"tp={tp}: {graph.name} runs with tp {', '.join(map(str, graph.splits))}"
+                f"tp={tp}: {graph.name} runs with {', '.join(map(str, graph.splits))}"
             )
         )
         return

@@ -127,9 +127,10 @@ def _found(reference: str) -> Any:
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            missing = error.name or ""
+            if name == missing or name.startswith(f"{missing}."):
                 raise InvalidSpec(
-                    f"there is no module {error.name!r} to import {reference} from; run "
+                    f"there is no module {missing!r} to import {reference} from; run "
                     "in the folder that holds it, or put that on PYTHONPATH"
                 ) from None
             raise InvalidSpec(f"importing {name} failed: {_told(error)}") from error
@@ -192,8 +193,8 @@ def _example(
     if isinstance(given, tuple | list):
         return Example(args=tuple(given))
     raise InvalidSpec(
-        f"{reference} says no inputs: let it return (module, inputs), or give the module "
-        "a method example_inputs() that returns a tensor, a tuple or a dictionary"
+        f"{reference} says no inputs: let it return (module, inputs), or give the "
+        "module a method example_inputs() that returns a tensor, tuple or dictionary"
     )
 
 

@@ -78,15 +78,15 @@ def layers_named(trace: Trace) -> list[Layer]:
 def spec_of(
     trace: Trace, degrees: Sequence[int] = (), whole: str = ""
 ) -> tuple[ModuleSpec, ModelGraph]:
-    """The model that *trace* is, and its graph; *degrees* of tensor parallelism its code was tried
-    with, or why it is run *whole*."""
+    """The model that *trace* is, and its graph; *degrees* of tensor parallelism that
+    its code runs with, and why there are not more: *whole*."""
     splits = splits_of(trace) if degrees else ()
     graph = _Lowering(trace, splits).graph()
     graph = replace(graph, splits=tuple(degrees), whole=whole)
     bytes_only = dict.fromkeys(one.function for one in trace.steps if not one.known)
     remarks = tuple(
-        f"operator {name} is not PyTorch's: it is priced by the bytes that it reads and "
-        f"writes; a sample of kind {name!r} in a --profile prices it as measured"
+        f"operator {name} is not PyTorch's: it is priced by the bytes that it reads "
+        f"and writes; a sample of kind {name!r} in a --profile prices it as measured"
         for name in bytes_only
         if name != ROUTED
     )
@@ -187,7 +187,9 @@ class _Lowering:
         self, layer: Layer, steps: Sequence[Step], naming: Naming
     ) -> Iterator[Operator]:
         names = _names(layer.path, steps)
-        readers = Counter(value for step in steps for value in step.reads if step.trains)
+        readers = Counter(
+            value for step in steps for value in step.reads if step.trains
+        )
         for step, name in zip(steps, names, strict=True):
             naming.local[step.name] = (
                 f"skip.{step.name}"

@@ -24,8 +24,10 @@ from profiles.trace.steps import Parameter, Step, Trace
 MOST: Final = 64  # ways
 # What sees more than one element of a row, beside attention.
 _ALONG: Final = frozenset(
-    ("layer_norm", "rms_norm", "group_norm", "mean", "sum", "var", "cumsum", "sort")
-    + ("topk", "max", "min", "norm", "log_softmax", "linalg_vector_norm")
+    (
+        *("layer_norm", "rms_norm", "group_norm", "mean", "sum", "var", "cumsum"),
+        *("sort", "topk", "max", "min", "norm", "log_softmax", "linalg_vector_norm"),
+    )
 )
 _PRODUCTS: Final = ("matmul", "bmm", "baddbmm", "einsum")
 ATTENTION: Final = "scaled_dot_product_attention"

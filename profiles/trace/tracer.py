@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch

@@ -44,9 +44,9 @@ class TracedLayer(nn.Module):
 
     def _run(self, inputs: Mapping[str, Any], *taken: Tensor) -> tuple[Tensor, ...]:
         env: Env = {**inputs, **dict(zip(self._takes, taken, strict=True))}
-        for node, name in self._names.items():
-            if node not in env:
-                env[node] = _get(self, name)
+        for place, name in self._names.items():
+            if place not in env:
+                env[place] = _get(self, name)
         for node in self._nodes:
             if node.name in env:
                 continue
@@ -106,6 +106,7 @@ class TracedStage(nn.Module):
     def recompute(self, names: Collection[str]) -> None:
         """Run the layers called *names* once more in backward."""
         for name, layer in self.layers.items():
+            assert isinstance(layer, TracedLayer)
             layer.again = name in names
 
     def units(self) -> list[nn.Module]:

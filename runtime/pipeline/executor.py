@@ -34,8 +34,8 @@ class PipelineStage:
     """A virtual stage on this rank: what to call, and the tensor that comes in.
 
     `first` takes tokens; `last` takes targets too and returns the mean loss.
-    `boundary` and `dtype` are of the hidden states that come in, and `sent` of those that
-    are handed on where that is another shape. `copy` is which copy
+    `boundary` and `dtype` are of the hidden states that come in, and `sent` of those
+    that are handed on where that is another shape. `copy` is which copy
     of the model it is of; `later` defers weight gradients where the schedule splits
     backwards.
     """

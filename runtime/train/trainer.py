@@ -69,15 +69,7 @@ class Trainer:
         self.rules.multiply()
         meshes = Meshes.of(layout, self.device.type, experts=job.has_experts)
         self.mesh = meshes.weights
-        parts = (job, layout, meshes, self.context, setup)
-        tied: Tied
-        if isinstance(source, Samples):
-            builder = ModuleBuilder(*parts, samples=source)
-            self.stages = builder.stages()
-            tied = SharedParameters(builder.cut, layout, self.mesh)
-        else:
-            self.stages = Builder(*parts).stages()
-            tied = TiedTable(job, layout, self.mesh)
+        self.stages, tied = self._built(meshes, setup)
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
@@ -113,6 +105,16 @@ class Trainer:
             )
             for actions in (stream, onward)
         )
+
+    def _built(self, meshes: Meshes, setup: Setup) -> tuple[list[LocalStage], Tied]:
+        """This rank's stages, and what other stages hold too."""
+        parts = (self.job, self.layout, meshes, self.context, setup)
+        if isinstance(self.source, Samples):
+            builder = ModuleBuilder(*parts, samples=self.source)
+            shared = SharedParameters(builder.cut, self.layout, meshes.weights)
+            return builder.stages(), shared
+        tied = TiedTable(self.job, self.layout, meshes.weights)
+        return Builder(*parts).stages(), tied
 
     def step(
         self, number: int, *, record: bool = False, watch: ActionObserver | None = None

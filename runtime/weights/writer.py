@@ -60,8 +60,8 @@ def exported(weights: str | None, save: str | None, job: Job) -> Export | None:
         if weights is None and save is None:
             return None
         raise Unsupported(
-            f"--weights and --save-weights are of decoders, not of {job.model}: let its "
-            "factory read weights"
+            f"--weights and --save-weights are of decoders, not of {job.model}: let "
+            "its factory read weights"
         )
     folder = None if weights is None else WeightsFolder.read(Path(weights))
     if folder is not None:

@@ -1,4 +1,4 @@
-"""A module run for real on a CPU: FLOPs by PyTorch's counter, and what autograd keeps."""
+"""A module run on a CPU: FLOPs by PyTorch's counter, and what autograd keeps."""
 
 from __future__ import annotations
 

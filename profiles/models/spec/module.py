@@ -25,7 +25,7 @@ class ModuleSpec:
     Samples have `seq_len` tokens (1 where its inputs are no token numbers). `digest` is
     of its graph (`profiles.models.families.traced_graph`).
     `styles` are the linear layers that tensor parallelism splits, column or row.
-    With `own_code` it is run as it is, since what was traced does not compute (experts).
+    With `own_code` it is run as it is: what was traced does not compute (experts).
     `remarks` are to be said of its price.
     """
 

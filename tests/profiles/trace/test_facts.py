@@ -30,7 +30,8 @@ def test_so_are_those_of_hugging_faces_models(name: str) -> None:
 
 @needs_transformers
 def test_experts_are_traced_as_all_tokens_through_as_many_as_are_chosen() -> None:
-    found, run = (one(f"{HUGGING_FACE}:mixtral") for one in (trace, measured))
+    reference = f"{HUGGING_FACE}:mixtral"
+    found, run = trace(reference), measured(reference)
     assert found.parameter_count == run.parameters
     # PyTorch's counter does not know the kernel of the experts.
     layers, rows, hidden, inside = 4, 2 * 64 * 2, 128, 256

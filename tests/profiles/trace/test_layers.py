@@ -26,8 +26,7 @@ def graph(name: str, where: str = OWN) -> ModelGraph:
         # The first block of each half makes the bias of positions for the others.
         (
             "t5",
-            [("layer", 1), ("layer-2", 1), ("layer-3", 1)]
-            + [("layer-4", 1), ("layer-5", 2)],
+            [*((f"layer{n}", 1) for n in ("", "-2", "-3", "-4")), ("layer-5", 2)],
         ),
     ],
 )
