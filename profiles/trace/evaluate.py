@@ -79,7 +79,7 @@ class _Counting(TorchDispatchMode):
     """Adds each kernel to the node that is current."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current = Seen()
         self.of_backward: dict[Any, Seen] | None = None
         self.nowhere = Seen()
@@ -175,7 +175,7 @@ class _Run:
     def _place(self, node: fx.Node, spec: Any) -> None:
         like = node.meta.get("val")
         if not isinstance(like, Tensor):
-            self.values[node.name] = spec.arg.value if spec.arg else None
+            self.values[node.name] = getattr(spec.arg, "value", None)
             return
         shape = [one if isinstance(one, int) else self.batch for one in like.shape]
         made = torch.empty(shape, dtype=like.dtype, device=CPU)

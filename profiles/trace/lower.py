@@ -2,7 +2,7 @@
 
     embedding    what comes before the first layer
     0, 1, …      the layers (`profiles.trace.layers`)
-    final_norm   what comes after the last one, before the last product
+    final_norm   what comes after the last one, before the largest product
     head         from that product to the loss
 
 Every layer's operators are named within it, by the path of their module. What layers
@@ -62,7 +62,9 @@ def layers_named(trace: Trace) -> list[Layer]:
     """The layers of *trace* as the graph calls them, in order."""
     found = layers_of(trace)
     products = [one for one in found.ending if _is_product(trace.steps[one])]
-    last = products[-1] if products else found.ending.start
+    last = found.ending.start
+    if products:  # to the vocabulary, say
+        last = max(products, key=lambda one: trace.steps[one].flops.one)
     body = zip(found.body, found.paths, strict=True)
     return [
         Layer(name="embedding", steps=found.beginning),
@@ -433,7 +435,8 @@ def _heads(steps: Sequence[Step]) -> dict[str, int]:
     step = _attends(steps)
     if step is None:
         return {}
-    query, key, *_ = step.numbers["shapes"]  # type: ignore[misc]
+    shapes: Any = step.numbers["shapes"]
+    query, key = shapes[:2]
     return {"heads": query[1], "kv_heads": key[1], "head_dim": query[-1]}
 
 

@@ -66,7 +66,7 @@ def _flops(
 ) -> int:
     rows, experts = tokens[0] * index[-1], up[0]
     sizes = [torch.Size(one).numel() // experts for one in (up, down)]
-    return 2 * rows * sum(sizes)
+    return int(2 * rows * sum(sizes))
 
 
 def is_routed(module: nn.Module) -> bool:
@@ -98,6 +98,7 @@ def _standing_for(experts: Any) -> Any:
         hidden = tokens.shape[-1]
         inside = down.numel() // down.shape[0] // hidden
         up = experts.gate_up_proj
-        return routed_experts(tokens, index, weights, up, down, inside)[0]
+        made: Tensor = routed_experts(tokens, index, weights, up, down, inside)[0]
+        return made
 
     return forward

@@ -205,7 +205,7 @@ class TracedStage(nn.Module):
             found[node.name] = (part if per_sample else part[:1]).reshape(shape)
         return found
 
-    def named_parameters(  # type: ignore[override]
+    def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """By the user's names, whichever layers hold them."""

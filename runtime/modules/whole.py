@@ -64,7 +64,7 @@ class WholeStage(nn.Module):
             if all(every[id(one)] == 1 for one in unit.parameters())
         ]
 
-    def named_parameters(  # type: ignore[override]
+    def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """By the user's names."""

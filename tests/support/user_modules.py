@@ -32,7 +32,8 @@ class Bottleneck(nn.Module):
         kept = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
-        return self.relu(self.bn3(self.conv3(x)) + kept)
+        made: Tensor = self.relu(self.bn3(self.conv3(x)) + kept)
+        return made
 
 
 class ResNet(nn.Module):
@@ -140,6 +141,8 @@ class Dlrm(nn.Module):
             nn.Linear(256, 1),
         )
         pairs = torch.tril_indices(several, several, -1)
+        self.rows_of: Tensor
+        self.columns_of: Tensor
         self.register_buffer("rows_of", pairs[0])
         self.register_buffer("columns_of", pairs[1])
 
@@ -186,7 +189,8 @@ class Odd(nn.Module):
         hidden = first = self.given(x)
         for block in self.blocks:
             hidden = torch.tanh(self.shared(hidden)) + block(hidden)
-        return self.out(torch.cat([first, hidden], -1))
+        made: Tensor = self.out(torch.cat([first, hidden], -1))
+        return made
 
 
 class Attention(nn.Module):
@@ -209,7 +213,8 @@ class Attention(nn.Module):
         scores = query @ key.transpose(-1, -2) / self.width**0.5
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         shares = scores.masked_fill(later, float("-inf")).softmax(-1)
-        return self.out((shares @ value).transpose(1, 2).reshape(batch, length, -1))
+        mixed = (shares @ value).transpose(1, 2).reshape(batch, length, -1)
+        return self.out(mixed)  # type: ignore[no-any-return]
 
 
 class ByHand(nn.Module):

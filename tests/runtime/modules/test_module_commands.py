@@ -104,11 +104,16 @@ def test_a_users_sample_prices_a_kernel(capsys: pytest.CaptureFixture[str]) -> N
     job = load_model(f"{OWN}:custom").job(global_batch=4)
     layout = spell_out(Uniform(micro_batch=4, precision="fp32"), job.graph, 4)
     name, device = "meshwright_tests.swirl", cluster.device.name
-    software = {"software": "any", "precision": "fp32", "backend": "cpu"}
     samples = Samples(
         operators={
             OperatorKey(
-                device=device, kind=name, direction=way, shape=(4, 64), **software
+                device=device,
+                software="any",
+                kind=name,
+                direction=way,
+                shape=(4, 64),
+                precision="fp32",
+                backend="cpu",
             ): Sample(seconds=0.5, spread=0.0, repeats=3, provenance="mine")
             for way in ("forward", "backward")
         },
