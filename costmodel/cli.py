@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from profiles.commandline import (
     warn,
 )
 from profiles.errors import Contradiction
-from profiles.files import require_apart
+from profiles.files import require_apart, shown
 
 if TYPE_CHECKING:
     from costmodel.machine import Calibration
@@ -176,8 +176,13 @@ class Wish:
             raise Contradiction("--radix is of networks; give --compare-networks too")
 
 
-@command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
-@click.argument("file", type=FilePath(), required=False, metavar="[LAYOUT.json]")
+@command(
+    "simulate",
+    example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2\n"
+    "  simulate megatron_args.sh\n"
+    "  simulate layout.json --export torchtitan",
+)
+@click.argument("file", type=FilePath(), required=False, metavar="[MODEL|FILE]")
 @job_options
 @layout_options
 @inference_options
@@ -194,9 +199,10 @@ def simulate(
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
-    Give a layout file, a file of another framework (--from), or a model with layout
-    options; or a table of runs.
+    Give a model with layout options, a layout file or one of another framework; or a
+    table of runs (--runs).
     """
+    job, wish = _named(job, wish)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
@@ -219,6 +225,25 @@ def simulate(
         _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
     else:
         _one(job, pins, wish, exporting, calibration)
+
+
+def _named(job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
+    """The question with what stands before no option: a model, or a file that holds a
+    layout."""
+    if wish.file is None:
+        return job, wish
+    from costmodel.formats import Subject, subject_of
+
+    kind, called = subject_of(str(wish.file)), shown(wish.file)
+    if kind is Subject.MODEL:
+        if job.model is not None:
+            raise Contradiction(f"{called} and --model {job.model}: give one model")
+        return replace(job, model=str(wish.file)), replace(wish, file=None)
+    if kind is Subject.FOREIGN:
+        if wish.source is not None:
+            raise Contradiction(f"{called} and --from {wish.source}: give one file")
+        return job, replace(wish, file=None, source=wish.file)
+    return job, wish
 
 
 def _require_exports(exporting: ExportOptions, wish: Wish) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from costmodel.options import (
     ExportOptions,
     InferenceOptions,
@@ -25,9 +27,11 @@ from profiles.commandline import (
     given,
     job_options,
     premise,
+    text,
     warn,
 )
-from profiles.errors import OutOfTime, Unsupported
+from profiles.errors import Contradiction, OutOfTime, Unsupported
+from profiles.files import shown
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
@@ -40,7 +44,13 @@ if TYPE_CHECKING:
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
 
 
-@command("plan", example="plan --model gpt-13b --gpus 64")
+@command(
+    "plan",
+    example="plan --model gpt-13b --gpus 64\n"
+    "  plan megatron_args.sh\n"
+    "  plan --model gpt-13b --gpus 64 --export megatron",
+)
+@click.argument("subject", type=text, required=False, metavar="[MODEL|FILE]")
 @several_gpus
 @job_options
 @layout_options
@@ -58,13 +68,17 @@ def plan(
     latency: LatencyOptions,
     learning: CalibrationOptions,
     wish: Wish,
+    subject: str | None,
 ) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
     Prints the best layout, its predicted step time and memory, the proof that no
-    other is better, and the best runners-up.
+    other is better, and the best runners-up. Give a model, or a layout file or one of
+    another framework to learn what would be better (as --from).
     """
+    if subject is not None:
+        job, wish = _named(subject, job, wish)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
@@ -83,6 +97,24 @@ def plan(
         return
     latency.require_inference()
     _train(job, pins, exporting, learning, wish)
+
+
+def _named(subject: str, job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
+    """The question with what stands before no option: a model, or a configuration."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from costmodel.formats import Subject, subject_of
+
+    is_model = subject_of(subject) is Subject.MODEL
+    flag = "--model" if is_model else "--from"
+    before = job.model if is_model else wish.around.source
+    if before is not None:
+        raise Contradiction(f"{shown(subject)} and {flag} {before}: give one of them")
+    if is_model:
+        return replace(job, model=subject), wish
+    around = replace(wish.around, source=Path(subject))
+    return job, replace(wish, around=around)
 
 
 def _train(
@@ -131,7 +163,28 @@ def _train(
     if wish.sizes:
         _several(planning)
     else:
-        _one_plan(planning, exporting, now)
+        _one_plan(*_sized(planning), exporting, now)
+
+
+def _sized(planning: Planning) -> tuple[Planning, Beside]:
+    """With the number of GPUs that days and dollars ask for, where they are given."""
+    from dataclasses import replace
+
+    from planner.analysis import wanted_of
+    from planner.queries import sized
+    from planner.report import Beside
+
+    asked, around = planning.asked, planning.wish.around
+    wanted = wanted_of(around.tokens, around.days, around.budget)
+    if wanted is None:
+        return planning, Beside()
+    if asked.job.gpus is not None:
+        raise Contradiction(
+            f"--gpus {asked.job.gpus} is what --days and --budget ask for; leave it out"
+        )
+    gpus, found = sized(wanted, asked, planning.posed, planning.solved, planning.limits)
+    job = replace(asked.job, gpus=gpus)
+    return replace(planning, asked=replace(asked, job=job)), found
 
 
 def _several(planning: Planning) -> None:
@@ -156,12 +209,19 @@ def _several(planning: Planning) -> None:
 
 
 def _one_plan(
-    planning: Planning, exporting: ExportOptions, now: Present | None
+    planning: Planning, found: Beside, exporting: ExportOptions, now: Present | None
 ) -> None:
     """Answer the one question, and what is asked around it."""
     from dataclasses import replace
 
-    from planner.queries import beside_present, export, others, probe, write
+    from planner.queries import (
+        beside_present,
+        export,
+        others,
+        probe,
+        why_not,
+        write,
+    )
     from planner.report import beside, calibrated, require_answerable
 
     asked, wish, around = planning.asked, planning.wish, planning.wish.around
@@ -177,13 +237,14 @@ def _one_plan(
     solution = planning.improved(problem, first, limits)
     compared = [first, *_others(problem, wish)]
     read = () if around.source is None else (around.source,)
-    found = export(exporting, problem, solution, asked, read)
+    found += export(exporting, problem, solution, asked, read)
     if wish.out is not None and solution.best is not None:
         write(wish.out, problem, solution.best, asked)
     found += beside_present(now, problem, solution)
     found += beside(problem, solution, around, largest, planning.solved, limits)
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
+    found += why_not(problem, solution, around, asked, planning.solved)
     solution = replace(solution, runners_up=solution.runners_up[: wish.top])
     found += calibrated(asked.calibration)
     _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)

@@ -59,6 +59,14 @@ class Around:
         "Megatron's arguments, DeepSpeed's, torchtitan's or Hugging Face's "
         "configuration, or a layout file. Options say what it does not.",
     )
+    why_not: tuple[str, ...] = option(
+        default=(),
+        type=text,
+        multiple=True,
+        metavar="OPTION=VALUE",
+        help="Also: the best plan with this pin, and what it loses: tp=4, or "
+        "tp=4,pp=2.",
+    )
     explain: bool = option(
         default=False,
         is_flag=True,
@@ -70,6 +78,18 @@ class Around:
         metavar="N",
         help="Also: days (and dollars, where the device has a price) to train N "
         "tokens.",
+    )
+    days: float | None = option(
+        type=FloatRange(0, 1e6, strictly=True),
+        metavar="D",
+        help="With --tokens, in place of --gpus: the fewest GPUs that train within D "
+        "days.",
+    )
+    budget: float | None = option(
+        type=Count(1, 1e15),
+        metavar="USD",
+        help="With --tokens, in place of --gpus: the most GPUs that train for so many "
+        "dollars; with --days, what they may cost.",
     )
     probe: int | None = option(
         type=IntRange(1, MOST_PROBES),

@@ -25,6 +25,7 @@ from profiles.errors import Contradiction
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
+    from planner.analysis import Wanted
     from planner.problem import Asked, Candidate, Posed, Problem, Solution
     from planner.report import Beside
     from planner.search import Limits
@@ -45,6 +46,9 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
         "--probe": around.probe is not None,
         "--shardings": around.shardings,
         "--compare-frameworks": around.compare_frameworks,
+        "--why-not": bool(around.why_not),
+        "--days": around.days is not None,
+        "--budget": around.budget is not None,
         "--from": around.source is not None,
     }
     for flag, said in flags.items():
@@ -293,6 +297,49 @@ def others(
     from planner.report import in_others
 
     return in_others(problem, solution.best, asked, solve)
+
+
+def sized(
+    wanted: Wanted,
+    asked: Asked,
+    pose: Callable[[int], Posed],
+    solve: Callable[[Problem, Limits], Solution],
+    limits: Callable[[], Limits],
+) -> tuple[int, Beside]:
+    """The number of GPUs that is *wanted*, and what is said of it."""
+    from planner.analysis import Sizing
+    from planner.report import Beside
+
+    search = Sizing(
+        wanted=wanted, cluster=asked.cluster, pose=pose, solve=solve, limits=limits
+    )
+    found = search.best()
+    return found.gpus, Beside(
+        lines=(("sized", search.words(found)),),
+        members={"sizing": search.document(found)},
+    )
+
+
+def why_not(
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    asked: Asked,
+    solve: Callable[[Problem], Solution],
+) -> Beside:
+    """The best plan with each pin that was asked after."""
+    from planner.report import Beside
+
+    if not around.why_not or solution.best is None:
+        return Beside()
+    from planner.analysis import alternatives
+
+    found = list(alternatives(around.why_not, asked, problem, solution.best, solve))
+    batch = problem.job.global_batch
+    return Beside(
+        lines=tuple((f"why not {one.pin}", one.words(batch)) for one in found),
+        members={"why_not": [one.document() for one in found]},
+    )
 
 
 def write(

@@ -101,6 +101,10 @@ class _Cut:
         }
         self.leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
         self.turn = graph.turn
+        ends = accumulate(count for _, count in graph.runs)
+        self.alike = [
+            (block.name, end) for (block, _), end in zip(graph.runs, ends, strict=True)
+        ]
 
     def between(self, start: Array, length: Array) -> Layers:
         """In *length* layers from *start*."""
@@ -115,6 +119,8 @@ class _Cut:
             yield Run(count=count, layers={self.kinds[0]: length})
         elif self.leading:
             yield from self._across(start, length, count)
+        elif not self.turn and 2 * len(self.alike) <= np.max(count, initial=1):
+            yield from self._between_changes(start, length, count)
         elif not self.turn or np.any(length % self.turn):
             for number in range(int(np.max(count, initial=1))):
                 there = number < count
@@ -125,6 +131,25 @@ class _Cut:
             turns = length // self.turn
             whole = {kind: turns * sums[self.turn] for kind, sums in self.sums.items()}
             yield Run(count=count, layers=whole)
+
+    def _between_changes(
+        self, start: Array, length: Array, count: Array
+    ) -> Iterator[Run]:
+        """Stages between two changes of kinds, which are alike, and those across one or
+        several of them."""
+        left, each = np.asarray(count), np.maximum(length, 1)
+        _, whole = self.alike[-1]
+        for kind, end in self.alike:
+            room = np.maximum(end - start, 0) // each
+            inside = left if end == whole else np.minimum(left, room)
+            nothing = dict.fromkeys(self.kinds, 0 * length)
+            yield Run(count=inside, layers={**nothing, kind: length})
+            start, left = start + inside * length, left - inside
+            across = (left > 0) & (start < end)
+            first = np.where(across, start, 0)
+            layers = self.between(first, np.where(across, length, 0))
+            yield Run(count=across.astype(int), layers=layers)
+            start, left = start + across * length, left - across
 
     def _across(self, start: Array, length: Array, count: Array) -> Iterator[Run]:
         """Stages before the change of kinds, the one across it, those after."""

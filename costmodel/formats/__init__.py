@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     )
     from costmodel.formats.deepspeed import needed_by_deepspeed
     from costmodel.formats.setup import Foreign, Run, run_of
-    from costmodel.formats.sources import is_layout_file, read_foreign
+    from costmodel.formats.sources import (
+        Subject,
+        is_layout_file,
+        read_foreign,
+        subject_of,
+    )
     from costmodel.formats.targets import (
         TARGETS,
         exports,

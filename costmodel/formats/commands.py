@@ -14,7 +14,13 @@ from costmodel.formats.sources import is_layout_file, read_foreign
 from costmodel.formats.targets import exports, files_of, write_files
 from costmodel.machine import Calibration
 from costmodel.options import ExportOptions, Pins
-from costmodel.simulation import Pricing, from_file, from_options, read_layout_file
+from costmodel.simulation import (
+    Pricing,
+    flash_default,
+    from_file,
+    from_options,
+    read_layout_file,
+)
 from profiles.commandline import JobOptions
 from profiles.errors import MeshwrightError
 from profiles.hardware import Cluster
@@ -158,13 +164,14 @@ def _question(asked: JobOptions, pricing: Pricing) -> JobOptions:
 def run_of_pricing(pricing: Pricing) -> Run:
     """What is exported of a priced layout; raises Unsupported."""
     on = pricing.on.cluster
-    return run_of(
+    found = run_of(
         pricing.estimate.job,
         pricing.estimate.layout,
         min(island.devices_per_node for island in on.islands),
         pricing.origin.options,
         pricing.document(),
     )
+    return replace(found, fuses=flash_default(on))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,6 +198,7 @@ def read_deepspeed(
         **_read_zero(zero, dp, cp),
         **_read_recompute(fields, pipeline, warnings),
         **_read_buckets(zero, framework),
+        **({"sequence_parallel": False} if tp > 1 else {}),  # AutoTP's
     }
     batches = _read_batches(fields, dp, assumed)
     for name, part in (("zero_optimization", zero), ("pipeline", pipeline)):
@@ -205,8 +206,7 @@ def read_deepspeed(
             f"{name}.{one} is not priced" for one in part.left() if one not in QUIET
         ]
     precision = _read_precision(fields)
-    if "optimizer" not in fields:
-        assumed["optimizer"] = "adamw"
+    assumed |= {**fields.defaults(optimizer="adamw"), **zero.defaults(stage=0)}
     optimizer = _read_optimizer(fields)
     left = list(fields.left())
     return Foreign(
@@ -452,7 +452,9 @@ def _read_optimizer(fields: Fields) -> str | None:
 def needed_by_deepspeed(run: Run) -> dict[str, int] | None:
     """What DeepSpeed's own estimators say of *run*: `model_states_bytes` of its model;
     None where they say nothing."""
-    choice, spec = run.choice, run.job.spec
+    choice, spec = run.said, run.job.spec
+    if choice is None:
+        return None
     alone = choice.tp * choice.pp * choice.cp == 1 and not run.shards_parts
     if not alone or choice.zero < 2 or not isinstance(spec, DecoderSpec):
         return None

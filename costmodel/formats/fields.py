@@ -37,6 +37,15 @@ class Fields:
         """Take what says nothing beyond what is known."""
         self.taken.update(names)
 
+    def defaults(self, **usual: Any) -> dict[str, Any]:
+        """Those of the *usual* values that count because the file says nothing, by the
+        names of Python; the file's may have hyphens."""
+        return {
+            name: value
+            for name, value in usual.items()
+            if not {name, name.replace("_", "-")} & self.values.keys()
+        }
+
     def left(self) -> Iterator[str]:
         """Names that nobody asked for, in the file's order."""
         return (name for name in self.values if name not in self.taken)

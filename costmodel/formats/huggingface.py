@@ -38,6 +38,8 @@ def engine(run: Run, target: str, names: Mapping[str, str] = ENGINES) -> str:
         lacks = capabilities(framework).lacks(run.choice, run.job)
         if name == FSDP and run.choice.zero < 2 and not lacks:  # of one rank
             lacks.append(f"{framework} has no ZeRO-{run.choice.zero}")
+        if name == MEGATRON and run.choice.zero > 1 and not lacks:  # likewise
+            lacks.append(f"{framework} has no ZeRO-{run.choice.zero}")
         if name == DEEPSPEED and run.choice.ep > 1:
             lacks.append("deepspeed spreads experts in the model's code")
         if not lacks:
@@ -47,7 +49,9 @@ def engine(run: Run, target: str, names: Mapping[str, str] = ENGINES) -> str:
                 return DDP
             return name
         reasons.append(f"{name}: {'; '.join(lacks)}")
-    raise Unsupported(f"--export {target}: none of its engines does it. {reasons}")
+    raise Unsupported(
+        f"--export {target}: none of its engines does it. {'. '.join(reasons)}"
+    )
 
 
 def write_accelerate(run: Run) -> Written:
@@ -433,7 +437,11 @@ def read_trainer(fields: Fields, world: int | None, beside: Beside) -> Foreign:
         ),
         pins=Pins(micro_batch=micro, zero=0, recompute="full" if again else "none"),
         lacks={"gpus": "the Trainer's arguments do not say on how many; give it"},
-        ignored=(),
+        assumed=fields.defaults(
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=1,
+            optim="adamw_torch",
+        ),
     )
     if with_file is not None:
         inner = (

@@ -118,9 +118,12 @@ def write_kubernetes(run: Run, inner: Written) -> Written:
     return Written(files=files, command=("kubectl", "apply", "-f", "trainjob.yaml"))
 
 
-def _shell(run: Run, inner: Written, rank: str) -> list[str]:
+def _shell(run: Run, inner: Written, *variables: str) -> list[str]:
+    """The command on a pod, whose *variables* say where the nodes meet; the files are
+    copied, since what is mounted cannot be written."""
     words = " ".join(_every_node(run, inner))
-    return ["bash", "-c", f"cd /config && export NODE_RANK=${rank} && exec {words}"]
+    meet = " ".join(variables)
+    return ["bash", "-c", f"cp -L /config/* . && export {meet} && exec {words}"]
 
 
 def _gpus(run: Run) -> dict[str, Any]:
@@ -147,9 +150,14 @@ def _train_job(run: Run, inner: Written, name: str) -> dict[str, Any]:
                 "image": IMAGE,
                 "numNodes": run.nodes,
                 "numProcPerNode": run.per_node,
-                "command": _shell(run, inner, "PET_NODE_RANK"),
+                "command": _shell(
+                    run,
+                    inner,
+                    "NODE_RANK=$PET_NODE_RANK",
+                    "MASTER_ADDR=$PET_MASTER_ADDR",
+                    "MASTER_PORT=$PET_MASTER_PORT",
+                ),
                 "resourcesPerNode": _gpus(run),
-                "env": [{"name": "MASTER_PORT", "value": str(PORT)}],
             },
             "podTemplateOverrides": [template],
         },
@@ -160,7 +168,7 @@ def _pytorch_job(run: Run, inner: Written, name: str) -> dict[str, Any]:
     container = {
         "name": "pytorch",
         "image": IMAGE,
-        "command": _shell(run, inner, "{RANK:-0}"),
+        "command": _shell(run, inner, "NODE_RANK=${RANK:-0}"),
         "resources": _gpus(run),
         "volumeMounts": [{"name": "config", "mountPath": "/config"}],
     }

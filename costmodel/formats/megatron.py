@@ -54,7 +54,8 @@ def write_megatron(run: Run) -> Written:
         "TRAINING_ARGS": training_arguments(run),
         "DATA_ARGS": DATA,
     }
-    env = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]
+    one_queue = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    env = [one_queue if run.choice.zero < 2 else "unset CUDA_DEVICE_MAX_CONNECTIONS"]
     if run.choice.precision == "tf32":
         env.append("export NVIDIA_TF32_OVERRIDE=1")
     launch, *others = arrays
@@ -88,6 +89,11 @@ def parallel_arguments(run: Run) -> Arguments:
         found["context-parallel-size"] = choice.cp
         found["cp-comm-type"] = CP_KINDS[choice.cp_kind]
     if run.job.has_experts:
+        if choice.tp > 1 and not choice.sequence_parallel:
+            raise Unsupported(
+                "--export megatron: experts with tensor parallelism need "
+                "--sequence-parallel (validate_args of megatron/training/arguments.py)"
+            )
         found["expert-model-parallel-size"] = choice.ep
         found["expert-tensor-parallel-size"] = choice.etp
     if choice.sequence_parallel and choice.tp > 1:
@@ -120,6 +126,7 @@ def _sharding(run: Run) -> Arguments:
         found["use-distributed-optimizer"] = True
     if choice.zero > 1:
         found["use-megatron-fsdp"] = True
+        found["ckpt-format"] = "fsdp_dtensor"
         found["data-parallel-sharding-strategy"] = STRATEGIES[choice.zero]
     if run.shards_parts:
         found["num-distributed-optimizer-instances"] = choice.dp // choice.zero_group
@@ -128,6 +135,11 @@ def _sharding(run: Run) -> Arguments:
 
 def _overlap(run: Run) -> Arguments:
     hidden = run.hides(FRAMEWORK)
+    if "param" in hidden and "grad" not in hidden and run.choice.zero:
+        raise Unsupported(
+            "--export megatron: --overlap-param-gather needs --overlap-grad-reduce; "
+            "choose --overlap grad,param or none"
+        )
     found: Arguments = {
         "overlap-grad-reduce": "grad" in hidden,
         "overlap-param-gather": "param" in hidden and run.choice.zero > 0,
@@ -555,6 +567,8 @@ def _read_attention(fields: Fields, assumed: dict[str, Any]) -> bool:
     kinds = ("flash", "fused", "unfused", "local", "auto")
     found = fields.word("attention-backend", kinds)
     asked = fields.switch("use-flash-attn")
+    if fields.word("transformer-impl") == "local":
+        fields.taken.discard("transformer-impl")  # it is told
     if found is None and not asked:
         assumed["flash_attention"] = True
     return asked or found not in ("unfused", "local")
@@ -577,6 +591,7 @@ def _read_overlap(fields: Fields) -> dict[str, Any]:
 # Arguments that change what is read, logged, saved, learned or checked, not what a step
 # costs; by their beginnings.
 HARMLESS: Final = (
+    *("fp8-amax", "fp8-margin", "fp8-interval", "no-create-attention-mask"),
     *("data-", "train-", "valid-", "test-", "split", "mock-data"),
     *("dataloader-type", "vocab-file", "merge-file", "vocab-extra", "tokenizer-"),
     *("tiktoken", "num-workers", "lr", "min-lr", "warmup", "decoupled"),

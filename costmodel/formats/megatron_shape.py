@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any, Final
 
 from costmodel.formats.fields import Fields
+from costmodel.formats.shell import arguments
+from costmodel.formats.text import words_of
 from profiles.errors import InvalidFile, Unsupported
-from profiles.models import DecoderSpec, Job, MlaSpec, MoeSpec
+from profiles.models import DecoderSpec, Job, MlaSpec, MoeSpec, parse_model
 
 Arguments = dict[str, Any]
 USUAL_VOCAB: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
@@ -114,7 +118,37 @@ def shape_arguments(job: Job, target: str, *, deepspeed: bool = False) -> Argume
     found["vocab-size"] = spec.vocab
     if spec.moe is not None:
         found |= _experts(spec, spec.moe, deepspeed)
+    _require_said(job, found, target, deepspeed=deepspeed)
     return found
+
+
+def _require_said(job: Job, found: Arguments, target: str, *, deepspeed: bool) -> None:
+    """Raise Unsupported where *found* would be read as another shape: a field of the
+    spec that no argument says."""
+    words = arguments(words_of(found))[1]
+    document, _ = read_shape(Fields(words, target), deepspeed=deepspeed)
+    again, own = parse_model(dict(document), what=target).spec, job.spec
+    assert isinstance(again, DecoderSpec), "the arguments are of a decoder"
+    lost = [
+        item.name.replace("_", " ")
+        for item in fields_of(again)
+        if item.name not in ("numerics", "moe", "max_positions")
+        and getattr(again, item.name) != getattr(own, item.name)
+    ]
+    if _one_shared(again.moe) != _one_shared(getattr(own, "moe", None)):
+        lost.append("experts")
+    if lost:
+        raise Unsupported(
+            f"--export {target}: no argument says the {', '.join(lost)} of {job.model}"
+        )
+
+
+def _one_shared(moe: MoeSpec | None) -> MoeSpec | None:
+    """Shared experts as one that is as wide as all: Megatron says the sum alone."""
+    if moe is None or not moe.shared_experts:
+        return moe
+    width = moe.shared_experts * moe.shared_ffn_hidden
+    return replace(moe, shared_experts=1, shared_ffn_hidden=width)
 
 
 def _attention(spec: DecoderSpec, deepspeed: bool) -> Arguments:
@@ -274,9 +308,13 @@ def read_shape(fields: Fields, *, deepspeed: bool) -> tuple[Mapping[str, Any], A
         "dropout": fields.number("hidden-dropout", DROPOUT),
         **_read_norm(fields, deepspeed),
     }
-    for name in ("hidden-dropout", "attention-dropout"):
-        if name not in fields:
-            assumed[name.replace("-", "_")] = DROPOUT
+    assumed |= fields.defaults(
+        hidden_dropout=DROPOUT,
+        attention_dropout=DROPOUT,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        optimizer="adam",
+    )
     numerics = _read_numerics(fields, deepspeed)
     experts = _read_experts(fields, found, deepspeed)
     return {**found, **experts, "numerics": numerics}, assumed

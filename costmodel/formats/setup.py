@@ -32,21 +32,36 @@ NAMES: Final = ("grad", "param", "tp", "p2p", "offload")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A job with a layout that a dozen numbers say, on nodes of so many devices.
+    """A job with a layout, on nodes of so many devices; `said` is the layout as a dozen
+    numbers, None where none say it.
 
-    `document` is the layout file, which our own executor reads.
+    `document` is the layout file, which our own executor reads; `fuses` whether the
+    devices' usual attention is fused.
     """
 
     job: Job
-    choice: Uniform
+    said: Uniform | None
     layout: Layout
     gpus_per_node: int
+    fuses: bool = True
     options: Options = field(default_factory=Options)
     document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def choice(self) -> Uniform:
+        """The dozen numbers; raises Unsupported where none say it."""
+        if self.said is None:
+            raise Unsupported(
+                "files of other frameworks hold layouts whose stages are alike, with "
+                "one choice of recomputation and sharding for all layers, and this one "
+                "has several; export torchrun, which runs it as it is, or pin --tp, "
+                "--recompute and their like in plan"
+            )
+        return self.said
+
+    @property
     def gpus(self) -> int:
-        return self.choice.gpus
+        return self.layout.gpus
 
     @property
     def per_node(self) -> int:
@@ -65,7 +80,7 @@ class Run:
 
     @property
     def micro_batches(self) -> int:
-        return self.choice.micro_batches(self.job.global_batch)
+        return self.layout.micro_batches
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -92,18 +107,14 @@ class Run:
     @property
     def words(self) -> str:
         """The run in a line, for the head of a file."""
-        choice = self.choice
-        degrees = {
-            "tp": choice.tp,
-            "cp": choice.cp,
-            "pp": choice.pp,
-            "ep": choice.ep,
-            "dp": choice.dp,
-        }
-        split = " · ".join(f"{name} {size}" for name, size in degrees.items())
+        summary = self.layout.summary
+        told = {name: summary[name] for name in ("tp", "cp", "pp", "ep", "dp", "zero")}
+        split = " · ".join(
+            f"{name} {'mixed' if size is None else size}" for name, size in told.items()
+        )
         return (
-            f"{self.job.model} on {self.gpus} GPUs: {split} · ZeRO-{choice.zero} · "
-            f"{self.micro_batches} micro-batches of {choice.micro_batch}"
+            f"{self.job.model} on {self.gpus} GPUs: {split} · {self.micro_batches} "
+            f"micro-batches of {summary['micro_batch']}"
         )
 
 
@@ -114,20 +125,15 @@ def run_of(
     options: Options,
     document: Mapping[str, Any],
 ) -> Run:
-    """What is exported of *layout*; raises Unsupported for one that no numbers say."""
+    """What is exported of *layout*."""
     choice = nearly_uniform_of(layout, job.graph)
     if choice is not None and choice.recompute == AUTO:
         choice = _named(choice, layout, job)
-    if choice is None or any(plan.modules for plan in layout.plans):
-        raise Unsupported(
-            "files of other frameworks hold layouts whose stages are alike, with one "
-            "choice of recomputation and sharding for all layers, and this one has "
-            "several; export torchrun, which runs it as it is, or pin --tp, "
-            "--recompute and their like in plan"
-        )
+    if any(plan.modules for plan in layout.plans):
+        choice = None
     return Run(
         job=job,
-        choice=choice,
+        said=choice,
         layout=layout,
         gpus_per_node=gpus_per_node,
         options=options,

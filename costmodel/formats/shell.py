@@ -19,14 +19,17 @@ from typing import Final
 from profiles.errors import InvalidFile
 
 MOST_WORDS: Final = 20_000
-LONGEST_VALUE: Final = 65_536
-LONGEST_STATEMENT: Final = 400  # lines
+LONGEST_VALUE: Final = 65_536  # characters
+MOST_EXPANDED: Final = 4 * 2**20  # in all, so that values of values end
+LONGEST_STATEMENT: Final = 200  # lines
+LARGEST_STATEMENT: Final = 32_768  # characters
 MOST_DIGITS: Final = 15
 _ASSIGNED: Final = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
     r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
     re.S,
 )
+_ARRAY: Final = re.compile(r"(?:\w+\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 _ARITHMETIC: Final = re.compile(r"\$\(\(([^`\n]{1,200}?)\)\)")
 _NAMED: Final = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)"
@@ -38,7 +41,13 @@ _NAME: Final = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _INTO: Final = re.compile(r">{1,2}\s*['\"]?([^\s'\"<>]+)['\"]?")
 _OPENS: Final = ("if", "for", "while", "until", "case")
 _CLOSES: Final = ("fi", "done", "esac")
-_BETWEEN: Final = ("then", "else", "elif", "do")
+_BLOCK: Final = re.compile(
+    rf"(?:^|;|&&|\bthen\b|\bdo\b|\belse\b)\s*({'|'.join((*_OPENS, *_CLOSES))})\b"
+)
+_BETWEEN: Final = re.compile(r"(?:then|else|elif|do)\b")
+_SET: Final = re.compile(r"(?:^|[;\s])([A-Za-z_]\w*)\+?=")
+_ENDS: Final = ("|", "||", "&&", ";", "&")  # of a command
+_REDIRECTS: Final = re.compile(r"(?:\d*|&)[<>]+&?(.*)")
 _SLURM: Final = re.compile(r"#SBATCH\s+--?([\w-]+)[=\s]\s*(\S+)")
 _OPERATIONS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -60,6 +69,7 @@ class Script:
     documents: dict[str, str] = field(default_factory=dict)  # here-documents by file
     slurm: dict[str, str] = field(default_factory=dict)  # `#SBATCH` lines
     branched: set[str] = field(default_factory=set)  # set under a condition
+    expanded_so_far: int = 0
 
     def expanded(self, text: str) -> str:
         """*text* with every variable that is known put in its place."""
@@ -98,7 +108,12 @@ class Script:
         found = self.variables.get(name)
         if found in (None, "") and match["default"] is not None:
             return match["default"]
-        return match[0] if found is None else found
+        if found is None:
+            return match[0]
+        self.expanded_so_far += len(found)
+        if self.expanded_so_far > MOST_EXPANDED:
+            raise InvalidFile(f"{self.what}: its variables' values are too long")
+        return found
 
 
 def read_script(text: str, what: str) -> Script:
@@ -106,13 +121,14 @@ def read_script(text: str, what: str) -> Script:
     is too long."""
     script, depth = Script(what=what), 0
     for statement in _statements(text, script):
-        first = re.match(r"[\w{}]+", statement)
-        word = first[0] if first else ""
-        depth += (word in _OPENS) - (word in _CLOSES)
-        if word in (*_OPENS, *_CLOSES):
+        blocks = _BLOCK.findall(statement)
+        depth += sum(1 if word in _OPENS else -1 for word in blocks)
+        if blocks:  # what is set on the same line is set under its condition
+            script.branched.update(_SET.findall(statement))
             continue
-        if word in _BETWEEN:
-            statement = statement[len(word) :].strip()
+        between = _BETWEEN.match(statement)
+        if between:
+            statement = statement[between.end() :].strip()
         _follow(script, script.summed(statement), conditional=depth > 0)
     return script
 
@@ -138,10 +154,10 @@ def _statements(text: str, script: Script) -> Iterator[str]:
             if not following.lstrip().startswith("#"):
                 statement += f"\n{following}"
             count += 1
-            if count > LONGEST_STATEMENT:
+            if count > LONGEST_STATEMENT or len(statement) > LARGEST_STATEMENT:
                 raise InvalidFile(
                     f"{script.what}: one statement is longer than {LONGEST_STATEMENT} "
-                    "lines"
+                    f"lines or {LARGEST_STATEMENT:,} characters"
                 )
         document = _HEREDOC.search(statement)
         if document:
@@ -176,12 +192,16 @@ def _until(lines: Iterator[str], mark: str) -> Iterator[str]:
 
 def _open(statement: str) -> bool:
     """Whether a quote, or the list of an array, is still open."""
+    lexer = shlex.shlex(statement, posix=True, punctuation_chars="()")
+    lexer.whitespace_split = True
     try:
-        words = shlex.split(statement, comments=True)
+        words = list(lexer)
     except ValueError:
         return True
-    array = re.match(r"(?:\w+\s+)*[A-Za-z_]\w*\+?=\(", statement)
-    return bool(array) and not (words and words[-1].endswith(")"))
+    if not _ARRAY.match(statement):
+        return False
+    parentheses = [word for word in words if set(word) <= set("()")]
+    return sum(word.count("(") - word.count(")") for word in parentheses) > 0
 
 
 def _follow(script: Script, statement: str, *, conditional: bool) -> None:
@@ -192,7 +212,7 @@ def _follow(script: Script, statement: str, *, conditional: bool) -> None:
         return
     value, rest = assigned["value"], ""
     if value.startswith("("):
-        value = " ".join(script.split(value.strip()[1:].rstrip(") \n")))
+        value = " ".join(script.split(value.strip()[1:].removesuffix(")")))
     else:
         words = script.split(value)
         value = words[0] if words else ""
@@ -218,11 +238,30 @@ def _add(script: Script, statement: str) -> None:
     ]
     if len(words) > MOST_WORDS or len(script.commands) > MOST_WORDS:
         raise InvalidFile(f"{script.what}: more than {MOST_WORDS:,} words")
-    goes_on = words and words[0].startswith("-") and script.commands
-    if goes_on:  # a plain list of arguments, line by line
-        script.commands[-1] += words
-    elif words:
-        script.commands.append(words)
+    for command in _commands(words):
+        if command[0].startswith("-") and script.commands:
+            script.commands[-1] += command  # a plain list of arguments, line by line
+        else:
+            script.commands.append(command)
+
+
+def _commands(words: list[str]) -> Iterator[list[str]]:
+    """What pipes and `&&` part, without where its output goes."""
+    found: list[str] = []
+    to_file = False
+    for word in [*words, ";"]:
+        goes = _REDIRECTS.fullmatch(word)
+        if goes is not None:
+            to_file = not goes[1]
+        elif to_file:
+            to_file = False
+        elif word not in _ENDS:
+            found.append(word.removesuffix(";"))
+            if not word.endswith(";"):
+                continue
+        if word.endswith(_ENDS) and found:
+            yield found
+            found = []
 
 
 def _split(word: str) -> list[str]:

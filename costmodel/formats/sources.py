@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,14 @@ from costmodel.formats.setup import Foreign
 from costmodel.formats.shell import Script, arguments, read_script
 from costmodel.formats.torchtitan import read_torchtitan
 from profiles.errors import InvalidFile
-from profiles.files import read_text, require_package, shown
+from profiles.files import names_a_file, read_text, require_package, shown
 
 MOST_BYTES: Final = 256 * 1024  # of a configuration; a script's quotes are looked for
 MOST_DEPTH: Final = 32
 _MEGATRON: Final = ("num-layers", "tensor-model-parallel-size", "hidden-size")
 _DEEPSPEED: Final = ("zero-stage", "deepspeed_config", "ds-sequence-parallel-size")
 _OURS: Final = "meshwright/layout"
+_OF_MODELS: Final = {"model_type", "family", "layers", "hidden"}
 
 
 def is_layout_file(path: Path) -> bool:
@@ -38,6 +40,31 @@ def is_layout_file(path: Path) -> bool:
         return False
     document = _json(read_text(path, what="file", most_bytes=64 * MOST_BYTES), path)
     return isinstance(document, dict) and document.get("format") == _OURS
+
+
+class Subject(StrEnum):
+    """What a word on a command line is, which no option stands before."""
+
+    MODEL = "model"
+    LAYOUT = "layout"  # a file of our own
+    FOREIGN = "foreign"  # a file of another framework
+
+
+def subject_of(word: str) -> Subject:
+    """A model by name, file or factory, or a file that holds a layout.
+
+    Raises InvalidFile for a file that cannot be read.
+    """
+    path = Path(word)
+    if not names_a_file(word) or path.is_dir():
+        return Subject.MODEL
+    if path.suffix.lower() != ".json":
+        return Subject.FOREIGN
+    if is_layout_file(path):
+        return Subject.LAYOUT
+    document = _json(read_text(path, what="file", most_bytes=64 * MOST_BYTES), path)
+    known = isinstance(document, dict) and _OF_MODELS & document.keys()
+    return Subject.MODEL if known else Subject.FOREIGN
 
 
 def read_foreign(path: Path, gpus: int | None = None) -> Foreign:
@@ -178,9 +205,19 @@ def _world(script: Script, options: Mapping[str, object]) -> int | None:
         nodes = header.integer("nodes")
     if each is None:
         each = header.integer("gpus-per-node") or header.integer("ntasks-per-node")
+        each = each or _gres(header)
     if each is None:
         return None
     return each * (nodes or 1)
+
+
+def _gres(header: Fields) -> int | None:
+    """Slurm's `--gres=gpu:8`, or `gpu:a100:8`."""
+    parts = str(header.values.get("gres", "")).split(":")
+    number = parts[-1]
+    if parts[0] != "gpu" or not number.isdigit() or len(number) > 4:
+        return None
+    return int(number) or None
 
 
 def _first(
@@ -220,6 +257,12 @@ def _yaml(text: str, path: Path) -> Any:
     import yaml
 
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InvalidFile(
+                    f"{shown(path)} has an alias (*{event.anchor}), and values that "
+                    "stand for others are not read; write them out"
+                )
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         reason = " ".join(str(error).split()) or "nested too deeply"

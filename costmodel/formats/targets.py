@@ -54,6 +54,8 @@ WRAPPERS: Final[Mapping[str, Callable[[Run, Written], Written]]] = {
     "slurm": write_slurm,
     "kubernetes": write_kubernetes,
 }
+# Whose files say nothing of attention's kernel: the training script chooses it.
+SILENT: Final = ("deepspeed", "torchtitan", "accelerate", "trainer")
 ALONE: Final = "torchrun"  # what a wrapper starts where it is given nothing
 
 
@@ -70,6 +72,13 @@ def _written(run: Run, name: str) -> Written:
         lacks = capabilities(target.framework).lacks(run.layout, run.job)
         if lacks:
             raise Unsupported(f"--export {name}: {'; '.join(lacks)}")
+    if inner in SILENT and run.choice.flash_attention != run.fuses:
+        other = "without" if run.fuses else "with"
+        raise Unsupported(
+            f"--export {name}: attention {other} a fused kernel is the training "
+            "script's to choose, not these files'; leave --flash-attention and "
+            "--no-flash-attention out"
+        )
     found = target.write(run)
     return found if wrapper is None else WRAPPERS[wrapper](run, found)
 

@@ -283,6 +283,7 @@ def read_torchtitan(document: Fields, world: int | None) -> Foreign:
     layers: int | None = getattr(model(named).spec, "layers", None) if named else None
     stages = _read_stages(parallel, pp, layers)
     sizes, assumed, warnings = _batches(training, parallel, pp, dp)
+    assumed |= _defaults(training, parallel, again)
     job = {
         "gpus": world or (dp and dp * tp * pp * cp),
         "seq_len": training.count("seq_len", 2048),
@@ -351,6 +352,21 @@ TABLES: Final = frozenset(
         *("quantize", "float8", "mx"),
     )
 )
+
+
+def _defaults(training: Fields, parallel: Fields, again: Fields) -> dict[str, Any]:
+    """Values of torchtitan's that count because the file says nothing."""
+    return {
+        **training.defaults(
+            seq_len=2048, local_batch_size=8, mixed_precision_param="bfloat16"
+        ),
+        **parallel.defaults(
+            tensor_parallel_degree=1,
+            pipeline_parallel_degree=1,
+            fsdp_reshard_after_forward="default",
+        ),
+        **again.defaults(mode="selective"),
+    }
 
 
 def _named(about: Fields) -> str | None:

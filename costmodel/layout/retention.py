@@ -229,5 +229,9 @@ def operator_of(tensor: str) -> str:
 
 def _cheap(block: Block) -> list[str]:
     norms = [item for item in block.operators if item.name.endswith("_norm")]
-    active = [item for item in block.operators if item.name == "activation"]
+    active = [
+        item
+        for item in block.operators  # but where its gradient is of what it makes
+        if item.name == "activation" and item.output not in item.saves
+    ]
     return [item.output.name for item in (*norms, *active)]

@@ -181,12 +181,12 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     used = _used(estimate)
     utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
     sources = estimate.price_sources
+    throughput = f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s"
+    if estimate.job.spec.own_length is not None:
+        throughput = f"{sequences:,.1f} images/s"
     return [
         ("step time", f"{step}   (80 % interval {low} – {high})"),
-        (
-            "throughput",
-            f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s",
-        ),
+        ("throughput", throughput),
         ("utilisation", f"{utilisation} of {peak} {number} ({estimate.counted.brief})"),
         ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
         *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
@@ -283,9 +283,7 @@ def estimate_view(estimate: Estimate) -> Group:
 
     job = estimate.job
     title = Text(
-        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
-        f"{job.global_batch} sequences of {job.seq_len:,} tokens, "
-        f"{format_count(job.tokens)} tokens a step",
+        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: {job.step_words}",
         style="bold",
     )
     rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]

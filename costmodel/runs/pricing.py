@@ -128,7 +128,8 @@ class Questions:
         spec = spec_of(cells, seq_len=seq_len, dropout=framework.recipe.dropout)
         pads = framework.recipe.pads_alone or choice.tp > 1
         unit = framework.recipe.pads_vocab * choice.tp if pads else 1
-        spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
+        if isinstance(spec, DecoderSpec):
+            spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
         micro_batch, batch = _batch(cells, choice, framework)
         job = Job(
             model=cells.word("model") or "decoder",

@@ -30,6 +30,7 @@ from profiles.models import (
     Adapters,
     DecoderSpec,
     MlaSpec,
+    ModelSpec,
     MoeSpec,
     model,
     names,
@@ -152,14 +153,15 @@ KINDS: Final = ("dense", "moe", "hybrid", "other")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A decoder of the catalogue, and the sequence length it is trained with."""
+    """A model of the catalogue, and the sequence length it is trained with."""
 
-    spec: DecoderSpec
+    spec: ModelSpec
     seq_len: int
 
 
-def spec_of(cells: Cells, *, seq_len: int, dropout: float) -> DecoderSpec:
-    """The decoder that the row is about; *dropout* is what its framework defaults to.
+def spec_of(cells: Cells, *, seq_len: int, dropout: float) -> ModelSpec:
+    """What the row is about: a decoder, or another model of the catalogue by name;
+    *dropout* is what its framework defaults to.
 
     Raises InvalidSpec naming the missing cell, Unsupported for what is not priced.
     """
@@ -175,6 +177,8 @@ def spec_of(cells: Cells, *, seq_len: int, dropout: float) -> DecoderSpec:
             f"the catalogue has no model {cells.word('model') or ''!r} to take it "
             f"from: fill in {', '.join(SHAPE)}, or name a catalogue model",
         )
+    if not isinstance(known.spec, DecoderSpec):
+        return known.spec
     return _overridden(cells, known.spec, seq_len)
 
 
@@ -205,7 +209,7 @@ def _hybrid(cells: Cells) -> DecoderSpec:
     """The catalogue's model that the row's begins with, of layers of several kinds."""
     found = catalogued(cells.word("model"))
     spec = found.spec if found is not None else kin_of(cells)
-    if spec is None or not spec.pattern:
+    if not isinstance(spec, DecoderSpec) or not spec.pattern:
         raise Unsupported(
             f"kind=hybrid: no column says which layers have attention, and the "
             f"catalogue has no hybrid model {cells.word('model') or ''!r}; name one "
@@ -216,10 +220,7 @@ def _hybrid(cells: Cells) -> DecoderSpec:
 
 @lru_cache(maxsize=1024)
 def catalogued(name: str | None) -> Known | None:
-    """The catalogue's decoder of that name, also written as people do: "GPT 13B".
-
-    Raises Unsupported for a model of another family.
-    """
+    """The catalogue's model of that name, also written as people do: "GPT 13B"."""
     for spelling in (name, name and spelled(name)):
         if not spelling:
             continue
@@ -227,11 +228,7 @@ def catalogued(name: str | None) -> Known | None:
             found = model(spelling)
         except UnknownName:
             continue
-        if isinstance(found.spec, DecoderSpec):
-            return Known(spec=found.spec, seq_len=found.seq_len)
-        raise Unsupported(
-            f"model={name}: family {found.spec.family} is not priced yet; decoders are"
-        )
+        return Known(spec=found.spec, seq_len=found.seq_len)
     return None
 
 
@@ -305,7 +302,7 @@ _GPT: Final[dict[str, Any]] = {"norm": "layernorm", "position": "learned"}
 
 def _vocab(cells: Cells, *, gated: bool) -> int:
     known = catalogued(cells.word("model"))
-    if known is not None:
+    if known is not None and isinstance(known.spec, DecoderSpec):
         return known.spec.vocab
     return LLAMA_VOCAB if gated else GPT_VOCAB
 

@@ -212,7 +212,7 @@ def resolve_job(
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, with the batch that suits its sequences and *gpus* (`usual_batch`),
     raised to what *dp* can split."""
-    warnings: list[str] = []
+    warnings = [f"{model.name}: assumed {what}" for what in model.assumed]
     seq_len = _take(wish.seq_len, model.seq_len, "seq_len", assumed)
     batch = wish.global_batch
     if batch is None:

@@ -199,8 +199,7 @@ class Answer:
         if self.warnings:
             rows["warnings"] = "; ".join(self.warnings)
         title = (
-            f"{self.job.model} on {layout.gpus} × {self.device}: "
-            f"{self.job.global_batch:,} sequences of {self.job.seq_len:,} tokens a step"
+            f"{self.job.model} on {layout.gpus} × {self.device}: {self.job.step_words}"
         )
         return html_table(title, rows.items())
 

@@ -344,7 +344,7 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
             ">0" if beyond.attention_dropout else "0", f"{beyond.attention_dropout:g}"
         ),
         "not computed": Fact(
-            "some" if beyond.not_computed else "none", ", ".join(beyond.not_computed)
+            "some" if spec.not_computed else "none", ", ".join(spec.not_computed)
         ),
     }
 

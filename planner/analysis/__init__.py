@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from planner.analysis.alternative import Alternative, alternatives, parse_pins
     from planner.analysis.diff import (
         difference,
         difference_document,
@@ -36,5 +37,6 @@ if TYPE_CHECKING:
         sensitivities_table,
         sensitivity_document,
     )
+    from planner.analysis.sizing import Sizing, Wanted, wanted_of
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.layout import Uniform
 from costmodel.machine import Calibration
 from costmodel.report import calibration_view, training, training_rows
-from planner.analysis import doubt, worse
+from planner.analysis import doubt, parse_pins, worse
 from planner.options import Around
 from planner.problem import Candidate, Problem, Solution, short_candidate_words
 from planner.search import Clock, Limits
@@ -59,6 +59,8 @@ def require_answerable(problem: Problem, around: Around, *, any_stage: bool) -> 
             "--shardings is about one mesh, and with --any-stage stages may have "
             "several; leave one of them out"
         )
+    for text in around.why_not:
+        parse_pins(text, problem.pins)
     if around.shardings:
         from planner.sharding import layout_block
 

@@ -38,7 +38,7 @@ from planner.problem import (
     short_candidate_words,
 )
 from planner.report.frameworks import software_words
-from profiles.units import MB, format_bytes, format_count, format_seconds
+from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -67,8 +67,7 @@ def plan_view(
     alike = solution if solution.wider is None else solution.wider.alike
     found, job = best.estimate, problem.job
     title = Text(
-        f"{job.model} on {problem.gpus} × {found.device}: {job.global_batch} "
-        f"sequences of {job.seq_len} tokens, {format_count(job.tokens)} tokens a step",
+        f"{job.model} on {problem.gpus} × {found.device}: {job.step_words}",
         style="bold",
     )
     why = why_chosen(problem, solution)

@@ -30,7 +30,16 @@ from profiles.measure.timing import (
     Exchange,
     Operation,
 )
-from profiles.models import Block, DecoderSpec, Job, Kind, ModelGraph, Operator, model
+from profiles.models import (
+    EVERY_OPERATOR,
+    Block,
+    DecoderSpec,
+    Job,
+    Kind,
+    ModelGraph,
+    Operator,
+    model,
+)
 from profiles.samples import (
     BESIDE,
     SOON,
@@ -113,17 +122,26 @@ def of_units(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
 
 def parameter_sizes(graph: ModelGraph) -> tuple[int, ...]:
     """Elements of every weight, layer by layer: what an optimizer's list looks like."""
-    shared = {holder for holders in graph.tied for holder in holders[1:]}
-    return tuple(size for block in graph.layers for size in _weights(block, shared))
+    shared = {holder for holders in graph.sharing for holder in holders[1:]}
+    return tuple(
+        size
+        for name, block in graph.layer_blocks.items()
+        if (name, EVERY_OPERATOR) not in shared
+        for size in _weights(
+            block, {operator for layer, operator in shared if layer == name}
+        )
+    )
 
 
-def _weights(block: Block, shared: Collection[tuple[str, str]] = ()) -> Iterator[int]:
-    extent = block.extents
+def _weights(block: Block, shared: Collection[str] = ()) -> Iterator[int]:
+    """Elements of the weights of *block*, but of *shared* operators' tables."""
+    extent = block.extent
     for operator in block.operators:
-        yield from [extent[operator.vector_dim]] * operator.vectors
-        if operator.has_weight and (block.name, operator.name) not in shared:
-            columns = sum(extent[name] for name in operator.columns)
-            yield columns * extent[operator.contracted or ""]
+        for _ in range(operator.vectors):
+            yield extent(operator.vector_dim)
+        if operator.has_weight and operator.name not in shared:
+            columns = sum(extent(name) for name in operator.columns)
+            yield columns * extent(operator.contracted or "")
             yield from [columns] if operator.bias else []
 
 
@@ -274,7 +292,7 @@ def _rows(operator: Operator, block: Block, tokens: int) -> int:
     """Rows of *operator* for so many *tokens*: as often as they are routed."""
     exchanged = operator.function in SORTED_AGAIN
     routed = exchanged or "routed" in operator.output.dims
-    return tokens * block.extents["routed"] if routed else tokens
+    return tokens * block.extents["routed"] if routed else round(tokens * operator.rows)
 
 
 def _cuts_rows(operator: Operator) -> bool:

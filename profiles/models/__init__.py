@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,
+        ModelSpec,
         ModuleSpec,
         MoeSpec,
         Numerics,

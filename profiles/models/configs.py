@@ -15,7 +15,7 @@ def parse_config(document: object, *, what: str, name: str) -> Model:
     Raises Unsupported for other model types, InvalidFile naming a missing or wrong
     key, InvalidSpec for sizes that cannot exist.
     """
-    spec, longest = read_config(document, what=what)
+    spec, longest, assumed = read_config(document, what=what)
     try:
         return Model(
             name=name,
@@ -23,6 +23,7 @@ def parse_config(document: object, *, what: str, name: str) -> Model:
             seq_len=min(longest, LONGEST_DEFAULT),
             source=what,
             notes="sequence and batch are assumed: a config does not give them",
+            assumed=tuple(assumed),
         )
     except InvalidSpec as error:
         raise InvalidSpec(f"{what}: {error}") from error

@@ -13,6 +13,7 @@ from profiles.models.families import model_graph, remembered
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
 from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, ModuleSpec, MoeSpec
+from profiles.units import format_count
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
 # DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
@@ -74,6 +75,16 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
+    def step_words(self) -> str:
+        """What a step trains on: sequences of so many tokens, or images."""
+        if self.spec.own_length is not None:
+            return f"{self.global_batch:,} images a step"
+        return (
+            f"{self.global_batch:,} sequences of {self.seq_len:,} tokens, "
+            f"{format_count(self.tokens)} tokens a step"
+        )
+
+    @property
     def moe(self) -> MoeSpec | None:
         """The experts of its layers, if any have some."""
         return self.spec.moe if isinstance(self.spec, DecoderSpec) else None
@@ -109,6 +120,7 @@ class Model:
     """A network, and the step it is usually trained with.
 
     `seq_len` in tokens, `global_batch` in sequences (for images: patches, images).
+    `assumed` is what its file does not say, and a reader had to suppose.
     """
 
     name: str
@@ -117,6 +129,7 @@ class Model:
     global_batch: int = GLOBAL_BATCH
     source: str = ""
     notes: str = ""
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_name(self.name)

@@ -8,7 +8,7 @@ are put down to the node whose gradient it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,7 +177,8 @@ class _Run:
         if not isinstance(like, Tensor):
             self.values[node.name] = getattr(spec.arg, "value", None)
             return
-        shape = [one if isinstance(one, int) else self.batch for one in like.shape]
+        sizes: Sequence[Any] = like.shape
+        shape = [one if isinstance(one, int) else self.batch for one in sizes]
         made = torch.empty(shape, dtype=like.dtype, device=CPU)
         if spec.kind is InputKind.PARAMETER:
             made.requires_grad_(self._trained(spec.target))

@@ -214,8 +214,8 @@ def require_trainable(spec: DecoderSpec) -> None:
                 f"a model with {what} is not trained yet; decoders with learned, "
                 "rotary or no positions are, dense or with experts"
             )
-    if spec.numerics.not_computed:
+    if spec.not_computed:
         raise Unsupported(
-            f"a model with {', '.join(spec.numerics.not_computed)} is not trained yet; "
+            f"a model with {', '.join(spec.not_computed)} is not trained yet; "
             "leave it out of the configuration"
         )

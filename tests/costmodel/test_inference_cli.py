@@ -132,6 +132,11 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--report", "page.html"),
     ("--flops-convention", "palm"),
     ("--compare-data-parallel",),
+    ("--compare-networks",),
+    ("--radix", "64"),
+    ("--from", "train.sh"),
+    ("--export", "megatron"),
+    ("--export-to", "."),
     ("--calibrate", "runs.csv"),
     ("--calibration", "kept.json"),
     ("--save-calibration", "kept.json"),
@@ -164,7 +169,9 @@ def test_every_option_is_taken_or_refused() -> None:
 def test_a_layout_file_is_of_training(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert simulate("--inference", str(tmp_path / "layout.json")) == 2
+    path = tmp_path / "layout.json"
+    assert simulate("gpt-tiny", "--gpus", "1", "--out", str(path)) == 0
+    assert simulate("--inference", str(path)) == 2
     assert "--inference does not take a layout file" in capsys.readouterr().err
 
 

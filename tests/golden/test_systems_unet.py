@@ -11,11 +11,13 @@ from costmodel.machine.assembly import machine
 from costmodel.simulation.estimator import Estimate, estimate
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.spec import UnetSpec
 
 
 def whole_image(features: int, gpus: int, gigabytes: int) -> Estimate:
     """GPipe of one volume, all of it recomputed, as torchgpipe does by default."""
     known = model("unet-3d")
+    assert isinstance(known.spec, UnetSpec)
     job = replace(known, spec=replace(known.spec, features=features)).job(
         global_batch=1
     )

@@ -18,6 +18,7 @@ from costmodel.support.legality import violations
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.job import Job
+from profiles.models.spec import BertSpec
 
 CLUSTER = cluster("dgx-a100-80gb")
 NAMES = (
@@ -32,6 +33,7 @@ def job(name: str) -> Job:
     name, _, group = name.partition("/")
     found = model(name)
     if group:
+        assert isinstance(found.spec, BertSpec)
         found = replace(found, spec=replace(found.spec, shared_layers=int(group)))
     return found.job(global_batch=48)
 

@@ -40,7 +40,7 @@ FILES = {
 DENSE, WIDE, SPARSE = "gpt-350m", "llama3-8b", "mixtral-8x7b"
 MODELS = {
     "megatron": (DENSE, WIDE, SPARSE),
-    "megatron-deepspeed": (DENSE, WIDE),
+    "megatron-deepspeed": (DENSE, WIDE, SPARSE),
     "deepspeed": (DENSE,),
     "torchtitan": (WIDE,),
     "accelerate": (DENSE,),
@@ -63,7 +63,8 @@ RECOMPUTES = (
 def choices(draw: st.DrawFn, target: str, job: Job) -> Uniform:
     """Choices of which many are legal, and many a target's."""
     data = target in ("accelerate", "trainer", "deepspeed")
-    tp = 1 if data else draw(st.sampled_from((1, 2, 4)))
+    wide = not data or (target != "trainer" and draw(st.booleans()))
+    tp = draw(st.sampled_from((1, 2, 4))) if wide else 1
     pp = 1 if data and draw(st.booleans()) else draw(st.sampled_from((1, 1, 2, 4)))
     cp = draw(st.sampled_from((1, 1, 1, 2)))
     dp = draw(st.sampled_from((1, 2, 4, 8)))

@@ -36,6 +36,7 @@ from profiles.models.graph import (
     Tensor,
     attention_core,
     logits_and_loss,
+    lookup,
     mlp_steps,
     norm_step,
     product,
@@ -51,7 +52,7 @@ def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
 
     Raises Unsupported for what is described but not priced yet.
     """
-    if spec.parallel_block:
+    if spec.parallel_block and not spec.arrangement.mlp_norm:
         require_fusible(spec, name)
     kinds = [(spec.mixer(one), spec.mlp(one)) for one in range(spec.layers)]
     layers = {kind: _layer(spec, *kind) for kind in dict.fromkeys(kinds)}
@@ -103,6 +104,7 @@ def _weight(block: Block) -> int:
 
 
 def _extents(spec: DecoderSpec) -> dict[str, int]:
+    wide = spec.arrangement.wide_qk_norm
     return {
         "hidden": spec.hidden,
         "query": spec.heads * spec.head_dim,
@@ -112,6 +114,7 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
         "vocab": spec.vocab,
         "positions": spec.max_positions,
         "head_dim": spec.head_dim,
+        **({"keys": spec.kv_heads * spec.head_dim} if wide else {}),
         **(beside_extents(spec) if spec.parallel_block else {}),
         **(latent_extents(spec, spec.mla) if spec.mla else {}),
         **(recurrence_extents(spec.recurrence) if spec.recurrence else {}),
@@ -140,15 +143,18 @@ def _block(
 
 def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]:
     projected = stream("projection_out")
-    before = norm_step(spec, "input_norm", entry, norm)
+    before = [norm_step(spec, "input_norm", entry, norm)] if norm != entry else []
     if spec.mla is not None:
-        return [before, *latent_attention(spec, spec.mla, norm, projected)]
+        return [*before, *latent_attention(spec, spec.mla, norm, projected)]
     columns: tuple[str, ...] = ("query", "key_value")
     turned, bias = (*ROWS, "+".join(columns)), spec.attention_bias
     columns = (*columns, "query") if spec.attention_gate else columns
     qkv = Tensor(name="qkv_out", dims=(*ROWS, "+".join(columns)))
-    operators = [before, product("qkv", (norm,), qkv, columns, "hidden", bias=bias)]
-    if spec.qk_norm:
+    operators = [*before, product("qkv", (norm,), qkv, columns, "hidden", bias=bias)]
+    if spec.arrangement.wide_qk_norm:
+        each = _qk_norm(qkv, turned)
+        operators.append(replace(each, vectors=1, vector_dim="query+keys"))
+    elif spec.qk_norm:
         operators.append(_qk_norm(qkv, turned))
     if spec.position == "rotary":
         made = operators[-1].output
@@ -201,6 +207,8 @@ def _layer(spec: DecoderSpec, mixer: str, mlp: str) -> Block:
 def _layer_operators(
     spec: DecoderSpec, mixer: str, mlp: str, entry: Tensor
 ) -> list[Operator]:
+    if spec.parallel_block and spec.arrangement.mlp_norm:
+        return _two_norms(spec, entry)
     if spec.parallel_block:
         norm = stream("input_norm_out")
         attention = _attention(spec, entry, norm)
@@ -209,13 +217,35 @@ def _layer_operators(
     return [*mixed, *(_mlp(spec, mlp, mixed[-1].output if mixed else entry))]
 
 
+def _two_norms(spec: DecoderSpec, entry: Tensor) -> list[Operator]:
+    """Attention and MLP side by side, each behind a norm of its own."""
+    norm, second = stream("input_norm_out"), stream("mlp_norm_out")
+    attention, steps = _attention(spec, entry, norm), mlp_steps(spec, second)
+    mixed = residual_step(spec, "attention_residual", attention[-1].output, entry)
+    return [
+        *attention,
+        mixed,
+        norm_step(spec, "mlp_norm", entry, second),
+        *steps,
+        residual_step(spec, "mlp_residual", steps[-1].output, mixed.output),
+    ]
+
+
+def _normed_after(spec: DecoderSpec, name: str, made: Tensor) -> list[Operator]:
+    """The norm of what a half of a layer made, where there is one."""
+    if spec.arrangement.norms == "before":
+        return []
+    return [norm_step(spec, f"{name}_norm", made, stream(f"{name}_norm_out"))]
+
+
 def _mixed(spec: DecoderSpec, mixer: str, entry: Tensor) -> list[Operator]:
     """The half of a layer in which tokens meet."""
-    norm = stream("input_norm_out")
+    norm = entry if spec.arrangement.norms == "after" else stream("input_norm_out")
     if mixer == RECURRENT and spec.recurrence is not None:
         name, operators = "mixer", recurrence(spec, spec.recurrence, entry, norm)
     else:
         name, operators = "attention", _attention(spec, entry, norm)
+    operators += _normed_after(spec, f"{name}_out", operators[-1].output)
     added = residual_step(spec, f"{name}_residual", operators[-1].output, entry)
     return [*operators, added]
 
@@ -224,13 +254,15 @@ def _mlp(spec: DecoderSpec, mlp: str, entry: Tensor) -> list[Operator]:
     """The half in which each token is for itself; nothing where a layer has none."""
     if not mlp:
         return []
-    norm = stream("mlp_norm_out")
+    norm = entry if spec.arrangement.norms == "after" else stream("mlp_norm_out")
     if mlp == EXPERTS and spec.moe is not None:
         steps = expert_mlp(spec, spec.moe, norm)
     else:
         steps = mlp_steps(spec, norm)
+    steps += _normed_after(spec, "mlp_out", steps[-1].output)
+    before = [norm_step(spec, "mlp_norm", entry, norm)] if norm != entry else []
     return [
-        norm_step(spec, "mlp_norm", entry, norm),
+        *before,
         *steps,
         residual_step(spec, "mlp_residual", steps[-1].output, entry),
     ]
@@ -240,32 +272,14 @@ def _embedding(spec: DecoderSpec) -> Block:
     mask = Tensor(
         name="embedding_mask", dims=STREAM, element=Element.MASK, internal=True
     )
-    table = Operator(
-        name="table",
-        kind=Kind.EMBEDDING,
-        function="lookup",
-        inputs=(),
-        output=stream("table_out"),
-        columns=("hidden",),
-        contracted="vocab",
-        saves=(mask,) if spec.embedding_dropout > 0 else (),
-        forward_elements=2,
-        backward_elements=3,
-    )
-    if spec.position != "learned":
-        return _block(spec, "embedding", None, table)
-    position = Operator(
-        name="positions",
-        kind=Kind.EMBEDDING,
-        function="positions",
-        inputs=(table.output,),
-        output=stream("positions_out"),
-        columns=("hidden",),
-        contracted="positions",
-        forward_elements=3,
-        backward_elements=2,
-    )
-    return _block(spec, "embedding", None, table, position)
+    masks = (mask,) if spec.embedding_dropout > 0 else ()
+    operators = [lookup("table", "vocab", saves=masks)]
+    if spec.position == "learned":
+        operators.append(lookup("positions", "positions", operators[-1].output))
+    if spec.arrangement.embedding_norm:
+        made, normed = operators[-1].output, stream("embedding_norm_out")
+        operators.append(norm_step(spec, "embedding_norm", made, normed))
+    return _block(spec, "embedding", None, *operators)
 
 
 def _final_norm(spec: DecoderSpec) -> Block:

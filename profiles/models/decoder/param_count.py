@@ -93,7 +93,7 @@ def decoder_parameters(spec: DecoderSpec) -> Parameters:
     """
     table = spec.vocab * spec.hidden
     return Parameters(
-        embedding=table,
+        embedding=table + _norm(spec) * spec.arrangement.embedding_norm,
         position=spec.max_positions * spec.hidden if spec.position == "learned" else 0,
         layers=_layers(spec),
         final_norm=_norm(spec),
@@ -112,7 +112,11 @@ def _layer(spec: DecoderSpec, mixer: str, mlp: str) -> LayerParameters:
     held = active = _mlp(spec, spec.ffn_hidden) if mlp == DENSE else 0
     if mlp == EXPERTS and spec.moe is not None:
         held, active = _experts(spec, spec.moe)
-    norms = 1 if spec.parallel_block else bool(mixer) + bool(mlp)
+    norms = bool(mixer) + bool(mlp)
+    if spec.parallel_block:
+        norms = 1 + spec.arrangement.mlp_norm
+    elif spec.arrangement.norms == "both":
+        norms *= 2
     return LayerParameters(
         attention=_mixer(spec, mixer) if mixer else 0,
         mlp=held,
@@ -145,6 +149,8 @@ def _mixer(spec: DecoderSpec, mixer: str) -> int:
     count += query + key_value if spec.attention_bias else 0
     count += spec.hidden if spec.output_bias else 0
     count += spec.heads if spec.attention_sinks else 0
+    if spec.arrangement.wide_qk_norm:
+        return count + query + key_value // 2
     return count + (2 * spec.head_dim if spec.qk_norm else 0)
 
 

@@ -213,7 +213,9 @@ class Steps:
         self.loss(logits)
 
     def loss(self, logits: Tensor) -> None:
-        """The cross-entropy of each position."""
+        """The cross-entropy of each position, whose class it keeps in 64 bits."""
         step = cross_entropy("loss", replace(logits, copies=1))
+        classes = Tensor(name="labels", dims=ROWS, element=Element.FP32, copies=2)
+        step = replace(step, saves=(*step.saves, classes))
         (step,) = at_rows([step], logits.copies)
         self.operators.append(replace(step, inputs=(logits,)))

@@ -154,15 +154,16 @@ def mlp_steps(
     active = Tensor(name=f"{prefix}activation_out", dims=(*rows, width))
     down = Tensor(name=f"{name}_down_out", dims=(*rows, outer))
     bias, columns = spec.mlp_bias, (width,) * copies
+    function = activation_function(spec)
     return [
         product(f"{name}_up", (source,), up, columns, outer, bias=bias, kind=kind),
         Operator(
             name=f"{prefix}activation",
             kind=Kind.ELEMENTWISE,
-            function=activation_function(spec),
+            function=function,
             inputs=(up,),
             output=active,
-            saves=(up,),
+            saves=(active if function == "relu" else up,),  # of which its gradient is
             forward_elements=copies + 1,
             backward_elements=2 * copies + 1,
         ),

@@ -9,12 +9,12 @@ The keys of a Hugging Face `config.json`, each checked as it is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
 from profiles.files import shown
-from profiles.models.spec import DecoderSpec, Numerics, RopeScaling
+from profiles.models.spec import DecoderSpec, ModelSpec, Numerics, RopeScaling
 
 # `ACT2FN` of transformers: names of three functions, of gelu with its approximations.
 ACTIVATIONS: Final = {
@@ -31,9 +31,41 @@ EXACT: Final = ("gelu", "gelu_python")
 class Config:
     """The keys of a config, each checked as it is read."""
 
-    def __init__(self, document: object, what: str) -> None:
+    def __init__(
+        self, document: object, what: str, assumed: list[str] | None = None
+    ) -> None:
         self._keys: Mapping[str, Any] = document if isinstance(document, dict) else {}
         self._what = what
+        self.assumed: list[str] = [] if assumed is None else assumed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def assume(self, what: str) -> None:
+        """Note what the config does not say."""
+        self.assumed.append(what)
+
+    def asks(self, key: str) -> bool:
+        """Whether *key* has a value that is not none, false or 0."""
+        return bool(self._keys.get(key))
+
+    def defaulting(self, **values: Any) -> Config:
+        """The same config, with *values* for keys that it lacks."""
+        return Config({**values, **self._keys}, self._what, self.assumed)
+
+    @property
+    def layers(self) -> int:
+        """`num_hidden_layers`."""
+        return int(self.count("num_hidden_layers"))
+
+    def side(self, key: str, default: int) -> int:
+        """The side of a square, a number or a pair of equal ones."""
+        value = self._keys.get(key)
+        if isinstance(value, list):
+            if len(value) != 2 or value[0] != value[1]:
+                raise self.unsupported(f"{key} {shown(value)}, which is no square")
+            return int(Config({key: value[0]}, self._what).count(key))
+        return int(self.count(key, default))
 
     def get(self, key: str, kind: type, *default: Any) -> Any:
         """The value of *key*; the default stands in for an absent or null one."""
@@ -85,7 +117,10 @@ class Config:
     def activation(self, key: str, default: str) -> str:
         """The function between the products of the MLP, by our name; raises
         Unsupported for one that no MLP here has."""
-        name = self.get(key, str, default)
+        return self.function(self.get(key, str, default), key)
+
+    def function(self, name: str, key: str) -> str:
+        """Our name of the function that stands under *key*."""
         if name not in ACTIVATIONS:
             raise self.unsupported(
                 f"{key} {shown(name)}", f"known: {', '.join(ACTIVATIONS)}"
@@ -94,7 +129,8 @@ class Config:
 
     def inside(self, key: str, *default: dict[str, Any]) -> Config:
         """The object that stands under *key*."""
-        return Config(self.get(key, dict, *default), f"{self._what}: {key}")
+        found = self.get(key, dict, *default)
+        return Config(found, f"{self._what}: {key}", self.assumed)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -113,7 +149,7 @@ class Config:
         return Unsupported(f"{self._what} has {feature}, not read yet; {instead}")
 
 
-Read = tuple[DecoderSpec, int]  # and the longest sequence
+Read = tuple[ModelSpec, int]  # and the longest sequence
 
 # `ROPE_INIT_FUNCTIONS`: other angles in a table that is made once, at the same cost.
 ROTATIONS: Final = (

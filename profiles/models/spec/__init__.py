@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         RECURRENT,
         SLIDING,
         USUAL,
+        Arrangement,
         DecoderSpec,
         MlaSpec,
         MoeSpec,

@@ -112,6 +112,42 @@ USUAL: Final = Numerics()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement(Sized):
+    """Where a decoder's norms and MLPs stand, if not as in GPT and Llama.
+
+    `norms` stand before what a half of a layer computes, after it (OLMo 2) or on both
+    sides (Gemma 2). `wide_qk_norm` norms queries and keys over all heads at once (OLMo
+    2), `mlp_norm` is a parallel block's second norm (GPT-NeoX, Falcon 40B),
+    `embedding_norm` one more behind the tables (Bloom), and with `mixers_alone` layers
+    have no MLP (Mamba).
+    """
+
+    norms: str = "before"
+    wide_qk_norm: bool = False
+    mlp_norm: bool = False
+    embedding_norm: bool = False
+    mixers_alone: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self, "norms", ("before", "after", "both"))
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """What differs from GPT and Llama, which nothing here trains."""
+        beyond = {
+            f"norms {self.norms}": self.norms != "before",
+            "norms of all queries and keys at once": self.wide_qk_norm,
+            "two norms of a parallel block": self.mlp_norm,
+            "a norm of the embedding": self.embedding_norm,
+            "layers without an MLP": self.mixers_alone,
+        }
+        return tuple(name for name, true in beyond.items() if true)
+
+
+PLAIN: Final = Arrangement()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec(Sized):
     """Experts in place of the dense MLP, in layers from `first_layer`, each `every`."""
 
@@ -274,6 +310,7 @@ class DecoderSpec(Sized):
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     numerics: Numerics = USUAL
+    arrangement: Arrangement = PLAIN
     family: str = "decoder"
 
     @property
@@ -300,6 +337,8 @@ class DecoderSpec(Sized):
 
     def mlp(self, layer: int) -> str:
         """What of an MLP the numbered *layer* has, as a symbol; "" if it has none."""
+        if self.arrangement.mixers_alone:
+            return ""
         if self.splits_layers:
             symbol = self.pattern[layer % len(self.pattern)]
             return symbol if symbol in (DENSE, EXPERTS) else ""
@@ -316,10 +355,15 @@ class DecoderSpec(Sized):
     @property
     def has_dense_mlp(self) -> bool:
         """Whether any layer has an MLP that every token takes and no experts."""
-        if self.splits_layers:
+        if self.splits_layers or self.arrangement.mixers_alone:
             return DENSE in self.pattern
         moe = self.moe
         return moe is None or moe.first_layer > 0 or moe.every > 1
+
+    @property
+    def not_computed(self) -> tuple[str, ...]:
+        """What of it is priced, and not trained."""
+        return (*self.numerics.not_computed, *self.arrangement.unusual)
 
     @property
     def reach(self) -> int | None:
@@ -380,6 +424,9 @@ class DecoderSpec(Sized):
                 raise InvalidSpec(f"pattern has {symbol!r}, which needs {name}")
         if self.recurrence is not None and RECURRENT not in symbols:
             raise InvalidSpec("recurrence needs a pattern that says where it is: M")
+        mixes = self.arrangement.mixers_alone and self.splits_layers
+        if mixes:
+            raise InvalidSpec("mixers_alone goes with no pattern that names MLPs")
         if symbols and (self.window_every > 1 or self.parallel_block):
             raise InvalidSpec(
                 "pattern goes with neither window_every nor parallel_block"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from profiles.models.spec.decoder import DecoderSpec
+from profiles.models.spec.decoder import PLAIN, DecoderSpec
 from profiles.models.spec.encoders import BertSpec, EncoderDecoderSpec
 from profiles.models.spec.module import ModuleSpec
 from profiles.models.spec.towers import ClipSpec, VisionLanguageSpec
@@ -45,7 +45,7 @@ def spec_document(spec: ModelSpec) -> dict[str, Any]:
     document = asdict(spec)
     if isinstance(spec, DecoderSpec):
         document["numerics"] = spec.numerics.document
-        _leave_out(document, norm_bias=True, numerics={})
+        _leave_out(document, norm_bias=True, numerics={}, arrangement=asdict(PLAIN))
         _leave_out(document, pattern="", attention_gate=False, recurrence=None)
         if spec.moe is not None:
             _leave_out(document["moe"], shared_gate=False, latent=0)

@@ -27,16 +27,24 @@ def words(text: str) -> list[str]:
         ("export A=${A:-5}\nrun $A ${B-6} ${C:=7}", ["run", "5", "6", "7"]),
         ("A=1 B=2 run $A", ["run", "1"]),
         ("run --a # --b\n", ["run", "--a"]),
+        ("run --a 1 --b > x.log 2>&1 &", ["run", "--a", "1", "--b"]),
+        ("cd /x && run --a 2>err.log 1>> $LOG", ["run", "--a"]),
+        ("C='run --a 1'\nsrun -l sh -c \"$C\"", None),
         ("--a 1\n--b 2\n", ["--a", "1", "--b", "2"]),
     ],
 )
-def test_variables_and_sums(text: str, found: list[str]) -> None:
-    assert words(text) == found
+def test_variables_and_sums(text: str, found: list[str] | None) -> None:
+    assert words(text) == (found or ["srun", "-l", "sh", "-c", "run", "--a", "1"])
 
 
 def test_lists_fall_into_words() -> None:
     text = 'A=(\n  --x 1  # one\n  # none\n  --y 2\n)\nrun "${A[@]}"'
     assert words(text) == ["run", "--x", "1", "--y", "2"]
+
+
+def test_a_quoted_parenthesis_does_not_close_a_list() -> None:
+    text = "A=(\n  --f '([0]*3+[1]*5)'\n  --g 1\n)\nrun ${A[@]}"
+    assert words(text) == ["run", "--f", "([0]*3+[1]*5)", "--g", "1"]
 
 
 def test_what_is_not_known_stays_as_it_is() -> None:
@@ -48,6 +56,15 @@ def test_a_branch_leaves_its_variables_open() -> None:
     text = "N=1\nif [ $X = 1 ]; then\nN=2\nfi\nrun --n $N"
     assert words(text)[-1] == "$N"
     assert words("N=1\nif true; then\nM=2\nfi\nrun $N") == ["run", "1"]
+    short = "N=1\nif [ -z $X ]; then N=2; fi\nM=3\nrun $N $M"
+    assert words(short) == ["run", "$N", "3"]
+    nested = "for i in 1 2; do\nif x; then\nA=1\nfi\ndone\nB=2\nrun $A $B"
+    assert words(nested) == ["run", "$A", "2"]
+
+
+def test_what_is_piped_is_a_command_of_its_own() -> None:
+    script = read_script("run --a 1 2>&1 | tee log.txt; next x", "x")
+    assert script.commands == [["run", "--a", "1"], ["tee", "log.txt"], ["next", "x"]]
 
 
 def test_here_documents_are_kept_by_file() -> None:
@@ -74,6 +91,8 @@ def test_arguments_by_name() -> None:
         "A='open\nrun",
         "A=(1 2\nrun",
         "A=x\n" + 'A="$A$A$A$A$A$A$A$A$A$A"\n' * 40 + "run $A",
+        f"A={'x' * 30_000}\n" + 'run "$A"\n' * 1000,
+        "A='\n" + "x" * 40_000 + "\n'",
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str) -> None:

@@ -11,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from costmodel.formats.setup import run_of
 from costmodel.formats.sources import read_foreign
+from costmodel.formats.targets import exports
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.serialization import Options
 from profiles.errors import (
     Contradiction,
     InvalidFile,
@@ -75,7 +79,11 @@ def test_a_public_configuration_of_torchtitan() -> None:
     assert (found.named, found.framework) == ("llama3-70b", "torchtitan")
     assert (found.pins.tp, found.pins.dp, found.pins.zero) == (8, 32, 3)
     assert (found.pins.micro_batch, found.job.global_batch) == (8, 256)
-    assert found.assumed == {"global_batch": 256}
+    assert found.assumed == {
+        "global_batch": 256,
+        "mixed_precision_param": "bfloat16",
+        "fsdp_reshard_after_forward": "default",
+    }
     assert found.warnings == ()
 
 
@@ -211,6 +219,30 @@ def test_a_moe_model_of_megatron(tmp_path: Path) -> None:
     assert (found.pins.ep, found.pins.etp) == (4, 1)
 
 
+def test_a_mixture_with_dense_layers_first_is_read_back(tmp_path: Path) -> None:
+    job = model("deepseek-v3").job(global_batch=256)
+    choice = Uniform(
+        tp=2, dp=16, ep=8, micro_batch=1, zero_group=16, sequence_parallel=True
+    )
+    run = run_of(job, spell_out(choice, job.graph, 256), 8, Options(), {})
+    text = exports(run, ["megatron"])["megatron"]["megatron.sh"]
+    assert read_foreign(written(tmp_path, text)).model(None).spec == job.spec
+
+
+def test_a_batch_script_of_old(tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -p batch --nodes=4\n#SBATCH --nodes=4\n"
+        '#SBATCH --gres=gpu:8\nset -x\nif [ -z "$TP" ]; then TP_=1; fi\n'
+        'DIR=`pwd`\noptions=" \\\n --tensor-model-parallel-size 2 \\\n '
+        f'{ARGUMENTS}"\n'
+        'run_cmd="python -u ${DIR}/pretrain_gpt.py $@ ${options}"\n'
+        'srun -l --output=$DIR/logs/%x.log sh -c "${run_cmd}" 2>&1 | tee out.log\n'
+    )
+    found = read_foreign(written(tmp_path, text))
+    assert (found.job.gpus, found.pins.tp, found.pins.dp) == (32, 2, 16)
+    assert found.job.precision == "bf16"
+
+
 def test_megatron_deepspeed_with_a_here_document(tmp_path: Path) -> None:
     text = (
         "TP=2\nDS=ds.json\ncat <<EOT > $DS\n"
@@ -293,6 +325,16 @@ def test_a_file_that_is_too_large_or_binary_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidFile, match="UTF-8"):
         read_foreign(binary)
+
+
+def test_values_that_stand_for_others_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="PyYAML reads YAML")
+    bomb = "a: &a [x, x]\n" + "\n".join(
+        f"{name}: &{name} [*{before}, *{before}]"
+        for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(InvalidFile, match="alias"):
+        read_foreign(written(tmp_path, bomb, "x.yaml"), 8)
 
 
 def test_other_folders_are_not_looked_in(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +88,8 @@ def test_megatron_accepts_every_argument(number: int) -> None:
 
 
 def test_megatron_deepspeed_accepts_every_argument() -> None:
-    for one in (RICH[0], run(Uniform(dp=8, zero_group=8, recompute="full"))):
+    sparse = run(Uniform(dp=8, ep=4, zero_group=8), "mixtral-8x7b", 64)
+    for one in (RICH[0], sparse, run(Uniform(dp=8, zero_group=8, recompute="full"))):
         files = exports(one, ["megatron-deepspeed"])["megatron-deepspeed"]
         known = {
             *ACCEPTED["megatron-deepspeed"]["names"],
@@ -227,6 +231,7 @@ def test_two_megatrons_say_the_same() -> None:
             "interleaved",
         ),
         ("deepspeed", THREE_D, "AutoTP"),
+        ("deepspeed", Uniform(dp=8, zero_group=8, flash_attention=False), "script"),
         ("torchtitan", SHARDED, "no flavor of gpt-1.3b"),
         ("accelerate", Uniform(cp=2, dp=8, zero=2, zero_group=8), "of its engines"),
         ("trainer", Uniform(dp=16, zero=3, zero_group=8), "accelerate"),
@@ -262,6 +267,28 @@ def test_wrappers_start_the_inner_target_on_every_node() -> None:
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
     old = yaml.safe_load(found["kubernetes:trainer"]["pytorchjob.yaml"])
     assert old["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "choice"),
+    [
+        ("megatron", THREE_D),
+        ("megatron-deepspeed", THREE_D),
+        ("slurm:megatron", THREE_D),
+        ("slurm:accelerate", SHARDED),
+        ("slurm", SHARDED),
+        ("deepspeed", SHARDED),
+    ],
+)
+def test_scripts_are_shell(target: str, choice: Uniform, tmp_path: Path) -> None:
+    """Read, not run."""
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("bash is not installed")
+    for name, text in exports(run(choice), [target])[target].items():
+        if name.endswith((".sh", ".sbatch")):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            subprocess.run([shell, "-n", str(tmp_path / name)], check=True)
 
 
 def test_files_are_written_whole_or_not_at_all(
@@ -349,7 +376,7 @@ def test_a_job_of_another_kind_is_refused() -> None:
     bert = model("bert-large")
     job = Job(model="bert-large", spec=bert.spec, seq_len=512, global_batch=64)
     own = run(SHARDED)
-    other = Run(job=job, choice=own.choice, layout=own.layout, gpus_per_node=8)
+    other = Run(job=job, said=own.said, layout=own.layout, gpus_per_node=8)
     with pytest.raises(Unsupported):
         exports(other, ["megatron"])
 
@@ -357,8 +384,6 @@ def test_a_job_of_another_kind_is_refused() -> None:
 def test_layouts_that_no_numbers_say_are_refused() -> None:
     job = model("gpt-350m").job(global_batch=64)
     layout = spell_out(Uniform(pp=2, dp=4, zero_group=4), job.graph, 64)
-    from dataclasses import replace
-
     mixed = replace(
         layout.stages[0],
         plans=tuple(
@@ -367,5 +392,23 @@ def test_layouts_that_no_numbers_say_are_refused() -> None:
         ),
     )
     unlike: Layout = replace(layout, stages=(mixed, layout.stages[1]))
-    with pytest.raises(Unsupported, match="stages are alike"):
-        run_of(job, unlike, 8, Options(), {})
+    found = run_of(job, unlike, 8, Options(), {"format": "meshwright/layout"})
+    with pytest.raises(Unsupported, match="ZeRO-mixed"):
+        exports(found, ["megatron"])
+    with pytest.raises(Unsupported, match="not supported by"):
+        exports(found, ["torchrun"])
+
+
+def test_our_own_executor_is_given_any_layout_that_it_runs() -> None:
+    job = model("gpt-350m").job(global_batch=64)
+    layout = spell_out(Uniform(pp=2, dp=4, zero_group=4), job.graph, 64)
+    again = spell_out(
+        Uniform(pp=2, dp=4, zero_group=4, recompute="full"), job.graph, 64
+    )
+    mixed = replace(layout, stages=(again.stages[0], layout.stages[1]))
+    found = run_of(job, mixed, 8, Options(), {"format": "meshwright/layout"})
+    assert found.said is None
+    files = exports(found, ["torchrun", "slurm"])
+    assert "meshwright execute" in files["torchrun"]["torchrun.sh"]
+    with pytest.raises(Unsupported):
+        exports(found, ["megatron"])

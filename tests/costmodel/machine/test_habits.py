@@ -208,7 +208,7 @@ def test_tied_gradients_are_summed_as_fast_as_others_at_a_steps_end() -> None:
     slower = replace(on, framework=on.framework.variant(gradients={"reduction": 1.0}))
     layout = spell_out(Uniform(pp=2, dp=8, zero=0), JOB.graph, JOB.global_batch)
     fast_s, slow_s = (
-        float(layout_tied_sync(layout, JOB, one).seconds) for one in (on, slower)
+        float(layout_tied_sync(layout, JOB, one).seconds.max()) for one in (on, slower)
     )
     assert fast_s == pytest.approx(slow_s * on.framework.gradients.reduction)
     assert 0 < fast_s < slow_s

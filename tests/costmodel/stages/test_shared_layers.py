@@ -17,14 +17,18 @@ from profiles.models.catalog import model
 from profiles.models.graph import EVERY_OPERATOR
 from profiles.models.job import Job
 from profiles.models.param_count import parameters
+from profiles.models.spec import BertSpec
 
 CLUSTER = cluster("dgx-a100-80gb")
 ON = machine(CLUSTER)
 
 
-def job(name: str, **changes: int) -> Job:
+def job(name: str, shared_layers: int | None = None) -> Job:
     known = model(name)
-    return replace(known, spec=replace(known.spec, **changes)).job(global_batch=16)
+    if shared_layers is not None:
+        assert isinstance(known.spec, BertSpec)
+        known = replace(known, spec=replace(known.spec, shared_layers=shared_layers))
+    return known.job(global_batch=16)
 
 
 def held(one: Job, pp: int) -> np.ndarray:
@@ -33,8 +37,8 @@ def held(one: Job, pp: int) -> np.ndarray:
     return np.asarray(found.parameters)
 
 
-def priced(one: Job, **choice: int) -> Estimate:
-    layout = spell_out(Uniform(**{"zero": 0, **choice}), one.graph, one.global_batch)
+def priced(one: Job) -> Estimate:
+    layout = spell_out(Uniform(zero=0), one.graph, one.global_batch)
     return estimate(one, CLUSTER, layout, on=ON)
 
 

@@ -305,7 +305,7 @@ def test_dense_layers_among_experts() -> None:
 @pytest.mark.parametrize(
     ("document", "error", "said"),
     [
-        ({**LLAMA3, "model_type": "bloom"}, Unsupported, "supported: gpt2, llama,"),
+        ({"model_type": "novel"}, Unsupported, "supported: gpt2, llama,"),
         ({**LLAMA3, "model_type": 7}, InvalidFile, "model_type must be str"),
         ({**LLAMA3, "vocab_size": None}, InvalidFile, "lacks vocab_size"),
         ({**LLAMA3, "hidden_size": "4096"}, InvalidFile, "must be int, got str"),

@@ -22,7 +22,14 @@ from profiles.models.spec import (
 from tests.support.fact_settings import MOE, SPEC
 
 # To what the first files hold.
-ADDED = {"norm_bias", "numerics", "pattern", "attention_gate", "recurrence"}
+ADDED = {
+    "arrangement",
+    "norm_bias",
+    "numerics",
+    "pattern",
+    "attention_gate",
+    "recurrence",
+}
 shares = st.floats(0, 0.99)
 above = st.floats(1e-6, 1e9)
 scalings = st.builds(
