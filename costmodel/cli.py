@@ -402,13 +402,13 @@ def _sweep(
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
     from costmodel.simulation import priced, resolve
-    from profiles.models import model
+    from profiles import load_model
 
     job.require("model")
     profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
-    known = model(job.model or "")
+    known = load_model(job.model or "", seq_len=job.seq_len)
 
     def price(job: JobOptions, pins: Pins) -> Estimate:
         return priced(resolve(known, where, job, pins, profile, calibration))

@@ -270,7 +270,7 @@ def _asked(
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.runs import calibration_of
     from planner.problem import Asked, Goal, Objective
-    from profiles.models import model
+    from profiles import load_model
 
     profile = read_profile(job.profile) if now is None else now.pricing.profile
     where = cluster_name(job.cluster, profile) if now is None else now.pricing.where
@@ -278,7 +278,9 @@ def _asked(
     if now is None:
         job.require("model")
     return Asked(
-        model=model(job.model or "") if now is None else now.model,
+        model=load_model(job.model or "", seq_len=job.seq_len)
+        if now is None
+        else now.model,
         cluster=cluster_called(where, samples) if now is None else now.cluster,
         where=where,
         job=job,

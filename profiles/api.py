@@ -5,20 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiles.hardware import Cluster, cluster
-from profiles.models import Model, model
+from profiles.models import Model, is_reference, model, module_model, remember
 
 __all__ = ["load_cluster", "load_model"]
 
 
-def load_model(name_or_path: str | Path) -> Model:
-    """A model by catalogue name (in any case), model file or Hugging Face config.
+def load_model(name_or_path: str | Path, *, seq_len: int | None = None) -> Model:
+    """A model by catalogue name (in any case), model file or Hugging Face config; or a
+    module of your own by `package.module:factory`, which is imported and traced, with
+    samples of *seq_len* tokens where its inputs do not say.
 
     `seq_len` is in tokens and `global_batch` in sequences; `spec` has the sizes.
 
     Raises UnknownName with the nearest names, InvalidFile or InvalidSpec for a damaged
-    file, Unsupported for a model type that is not known.
+    file, Unsupported for a model type that is not known and a module that does not
+    trace.
     """
-    return model(str(name_or_path))
+    name = str(name_or_path)
+    if not is_reference(name):
+        return model(name)
+    from profiles.trace import module_spec  # loads torch
+
+    return module_model(remember(*module_spec(name, seq_len=seq_len)))
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:

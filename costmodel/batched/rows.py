@@ -384,7 +384,9 @@ class Rows:
         elif (self._own["recompute"] == SQRT).any():
             body, segments = self._in_segments(run)
         ends = zip((first, last, last), self._ends, strict=True)
-        shared = self._shared(run, {"embedding": first, "head": last})
+        shared = self._shared(
+            run, {"embedding": first, "final_norm": last, "head": last}
+        )
         return contents_of([*body, *ends, *shared], self.book.policy, segments)
 
     def _shared(self, run: Run, ends: Mapping[str, Array]) -> Iterator[Part]:

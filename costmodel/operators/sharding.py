@@ -42,6 +42,9 @@ from profiles.models import (
     HEADS,
     JOINED,
     KEY,
+    SPLIT_KEY,
+    SPLIT_MLP,
+    SPLIT_QUERY,
     TURNED,
     VALUE,
     Block,
@@ -59,6 +62,7 @@ ON_TP = frozenset(
     *("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED),
     *("query+key_value+ffn", "query+key_value+ffn+ffn", "query+ffn"),  # side by side
     *("query+key_value+query", VALUE, KEY, HEADS, *JOINED),
+    *(SPLIT_QUERY, SPLIT_KEY, SPLIT_MLP),
 }
 # Vectors that each head has whole.
 OF_ONE_HEAD = frozenset({"head_dim", "mixer_head_dim"})

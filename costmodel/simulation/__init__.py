@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         read_layout_file,
         require_left_open,
         spelled,
+        trace_named,
         write_layout,
     )
     from costmodel.simulation.pricing import (

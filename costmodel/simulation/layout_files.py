@@ -27,11 +27,20 @@ from costmodel.simulation.serialization import (
     file_document,
     parse_file,
 )
+from profiles import load_model
 from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
-from profiles.files import read_json, write_text
+from profiles.files import read_json, shown, write_text
 from profiles.hardware import Cluster, knows_cluster, parse_cluster
-from profiles.models import Job, Model, model, parse_model, spec_document
+from profiles.models import (
+    Job,
+    Model,
+    ModuleSpec,
+    is_reference,
+    model,
+    parse_model,
+    spec_document,
+)
 from profiles.samples import LOCAL, Samples
 
 # What a layout file leaves open: where it runs and under which software, not what runs.
@@ -155,9 +164,7 @@ def layout_document(
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={
-            "model": job.model
-            if known
-            else {"name": job.model, **spec_document(job.spec)},
+            "model": job.model if known else _spelled_model(job),
             "seq_len": job.seq_len,
             "global_batch": job.global_batch,
             "optimizer": job.optimizer,
@@ -171,10 +178,18 @@ def layout_document(
     return file_document(file)
 
 
+def _spelled_model(job: Job) -> dict[str, Any]:
+    """A module is named by where it is made, alone."""
+    if isinstance(job.spec, ModuleSpec):
+        return spec_document(job.spec)
+    return {"name": job.model, **spec_document(job.spec)}
+
+
 def fingerprint(job: Job) -> dict[str, Any]:
     """What must be the same for two runs to be of one job; JSON values."""
+    traced = {"digest": job.spec.digest} if isinstance(job.spec, ModuleSpec) else {}
     return {
-        "model": {"name": job.model, **spec_document(job.spec)},
+        "model": {"name": job.model, **spec_document(job.spec), **traced},
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "optimizer": job.optimizer,
@@ -182,10 +197,29 @@ def fingerprint(job: Job) -> dict[str, Any]:
 
 
 def _is_catalogue_model(job: Job) -> bool:
+    if isinstance(job.spec, ModuleSpec):
+        return False
     try:
         return bool(model(job.model).spec == job.spec)
     except MeshwrightError:
         return False
+
+
+def trace_named(model: str | None, file: LayoutFile) -> None:
+    """Import and trace the module *model* of a command line, for *file* to name it.
+
+    Raises Contradiction where the file is of another model, and what tracing raises.
+    """
+    if model is None:
+        return
+    held = file.job["model"]
+    asked = held.get("module") if isinstance(held, dict) else held
+    if asked != model or not is_reference(model):
+        raise Contradiction(
+            f"--model {model} cannot change a layout file, which is of "
+            f"{shown(asked or 'a model of its own')}; leave it out"
+        )
+    load_model(model, seq_len=file.job["seq_len"])
 
 
 def job_of(file: LayoutFile) -> Job:

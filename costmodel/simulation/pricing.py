@@ -27,17 +27,18 @@ from costmodel.simulation.layout_files import (
     read_layout_file,
     require_left_open,
     spelled,
+    trace_named,
     write_layout,
 )
 from costmodel.simulation.question import Question, remarks_on, resolve
 from costmodel.simulation.remat_auto import spelled_out
 from costmodel.simulation.serialization import Origin
 from costmodel.support import framework_warnings, is_local, local_warnings
+from profiles import load_model
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
 from profiles.hardware import Cluster
-from profiles.models import Job, Model
-from profiles.models import model as load_model
+from profiles.models import Job, Model, is_reference
 from profiles.samples import LOCAL
 
 
@@ -84,7 +85,8 @@ def from_options(
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
     asked = (job, pins, profile, calibration)
-    return _priced(trained or load_model(job.model or ""), where, named, *asked)
+    spec = trained or load_model(job.model or "", seq_len=job.seq_len)
+    return _priced(spec, where, named, *asked)
 
 
 def simulate(
@@ -121,7 +123,11 @@ def simulate(
     on = cluster
     if not isinstance(on, Cluster):
         on = cluster_called(where, profile.samples if profile else None)
-    spec = model if isinstance(model, Model) else load_model(job.model)
+    spec = (
+        model
+        if isinstance(model, Model)
+        else load_model(job.model or "", seq_len=job.seq_len)
+    )
     return _priced(spec, on, where, job, pins, profile, calibration).estimate
 
 
@@ -170,8 +176,11 @@ def from_file(
 
     Raises Contradiction for options that the file answers itself, and as `machine_of`.
     """
-    require_left_open(job, pins, "a layout file, which holds its own answer")
     stored = read_layout_file(file)
+    if is_reference(job.model or ""):  # of a module that the file is of
+        trace_named(job.model, stored)
+        job = replace(job, model=None)
+    require_left_open(job, pins, "a layout file, which holds its own answer")
     profile, said = profile_of(stored, job)
     if said and profile is None and stored.cluster == LOCAL and job.cluster is None:
         raise Unsupported(f"{said[0]}: they are of the machine that is local")

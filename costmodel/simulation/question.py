@@ -39,7 +39,7 @@ from costmodel.support import (
 from profiles.commandline import JobOptions
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.hardware import Cluster, Device
-from profiles.models import DecoderSpec, Job, Model
+from profiles.models import DecoderSpec, Job, Model, ModuleSpec
 from profiles.units import MB, format_count
 
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
@@ -182,7 +182,7 @@ def resolve(
     choice = degrees_asked(wish, pins, assumed)
     job, warnings = resolve_job(model, wish, choice.gpus, choice.dp, pins, assumed)
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
-    choice = _rest(choice, wish, pins, where, assumed)
+    choice = _rest(choice, job, wish, pins, where, assumed)
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
     choice = replace(choice, layers_per_stage=cut_asked(choice, job, pins))
     where = unbalanced(where, job, pins.imbalance, assumed)
@@ -234,6 +234,8 @@ def resolve_job(
             batch = raised
         assumed["global_batch"] = batch
     spec = model.spec
+    if isinstance(spec, ModuleSpec):
+        warnings += spec.remarks
     if (
         isinstance(spec, DecoderSpec)
         and spec.position == "learned"
@@ -394,6 +396,7 @@ def _micro_batch(job: Job, choice: Uniform, pins: Pins, assumed: dict[str, Any])
 
 def _rest(
     choice: Uniform,
+    job: Job,
     wish: JobOptions,
     pins: Pins,
     where: Machine,
@@ -426,7 +429,10 @@ def _rest(
             _take(pins.zero_group, choice.dp, "zero_group", assumed) if zero else 1
         ),
         sequence_parallel=_take(
-            pins.sequence_parallel, choice.tp > 1, "sequence_parallel", assumed
+            pins.sequence_parallel,
+            choice.tp > 1 and job.graph.splits is None,
+            "sequence_parallel",
+            assumed,
         ),
         cp_kind=_take(pins.cp_kind, "ring", "cp_kind", assumed),
         recompute=_take(pins.recompute, "none", "recompute", assumed),

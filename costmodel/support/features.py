@@ -29,7 +29,7 @@ from costmodel.layout import (
 from costmodel.schedule import SCHEDULES, copies_held
 from profiles.errors import InvalidSpec
 from profiles.hardware import precision
-from profiles.models import DecoderSpec, Job
+from profiles.models import DecoderSpec, Job, ModuleSpec
 
 SEGMENTS = "segments"
 # Fields of a combination that are a `Uniform`'s.
@@ -301,6 +301,13 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
 def _model(job: Job, used: Combination) -> dict[str, Fact]:
     spec, tp = job.spec, used.tp
     found = {"family": _plain(spec.family)}
+    if isinstance(spec, ModuleSpec):
+        widths = job.graph.splits or ()
+        return {
+            **found,
+            "own code": _plain(_yes(spec.own_code)),
+            "splits": Fact("even" if tp in (1, *widths) else "uneven", str(tp)),
+        }
     if not isinstance(spec, DecoderSpec):
         return found
     flags = {

@@ -227,6 +227,11 @@ def _shape(choice: Uniform, job: Job) -> Iterator[str]:
         yield from spread_violations(tp, cp, graph)
     if choice.cp > 1 and choice.cp_kind == "rsa" and choice.flash_attention:
         yield "rsa stores whole rows of scores: it needs --no-flash-attention"
+    if choice.sequence_parallel and graph.splits is not None:
+        yield (
+            f"{job.model} is code that takes whole sequences; use "
+            "--no-sequence-parallel"
+        )
     if choice.sequence_parallel and tp == 1:
         yield "sequence parallelism splits over tp: it needs tp > 1"
 
@@ -248,6 +253,15 @@ def spread_violations(tp: int, cp: int, graph: ModelGraph) -> Iterator[str]:
 def width_violations(tp: int, graph: ModelGraph) -> Iterator[str]:
     """What of a model's heads and dense widths *tp* does not divide; no convolution is
     divided at all."""
+    if graph.splits is not None and tp not in (1, *graph.splits):
+        yield (
+            f"tp={tp}: {graph.whole}; use tp 1"
+            if graph.whole
+            else (
+                f"tp={tp}: {graph.name} runs with {', '.join(map(str, graph.splits))}"
+            )
+        )
+        return
     if tp > 1 and graph.convolves:
         yield (
             f"tp={tp}: {graph.name} has convolutions, which tensor parallelism does "

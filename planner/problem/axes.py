@@ -149,7 +149,8 @@ class Axes:
 
         Experts beside tensor parallelism need it, and products that are cut.
         """
-        can = tp > 1 and self.problem.job.seq_len % (tp * cp) == 0
+        job = self.problem.job
+        can = tp > 1 and job.seq_len % (tp * cp) == 0 and job.graph.splits is None
         needed = tp > 1 and self.problem.needs_sequence_parallel
         pinned = self.pins.sequence_parallel
         return [

@@ -11,7 +11,7 @@ from planner.analysis import binds, faster, indistinguishable, loss, why_chosen,
 from planner.problem import Candidate, Operators, Problem, Solution, Wider
 from planner.report.frameworks import software_document
 from profiles.errors import MeshwrightError
-from profiles.models import Job, model, spec_document
+from profiles.models import Job, ModuleSpec, model, spec_document
 
 
 def premise_document(problem: Problem, cluster: str) -> dict[str, Any]:
@@ -46,6 +46,8 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def _in_catalogue(job: Job) -> bool:
+    if isinstance(job.spec, ModuleSpec):
+        return False
     try:
         return model(job.model).spec == job.spec
     except MeshwrightError:

@@ -151,8 +151,9 @@ class JobOptions:
 
     model: str | None = option(
         type=text,
-        metavar="NAME|FILE",
-        help="Catalogue name, model file, or Hugging Face config.json or its folder.",
+        metavar="NAME|FILE|MODULE:FACTORY",
+        help="Catalogue name, model file, Hugging Face config.json or its folder, or "
+        "package.module:factory of any nn.Module.",
     )
     cluster: str | None = option(
         type=text,

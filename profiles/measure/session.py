@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from profiles import load_model
 from profiles.errors import Contradiction, InvalidQuestion, Unsupported
 from profiles.measure import drives, machine
 from profiles.measure.drives import DriveRates, drive_rates, slowest
@@ -47,8 +48,7 @@ from profiles.measure.timing import (
     flops,
     held_bytes,
 )
-from profiles.models import Job
-from profiles.models import model as known_model
+from profiles.models import Job, ModuleSpec
 from profiles.samples import Samples
 from profiles.system import (
     Endpoint,
@@ -141,9 +141,10 @@ def _jobs(options: MeasureOptions) -> tuple[Job, ...]:
                 flag = name.replace("_", "-")
                 raise Contradiction(f"--{flag} needs a model; give --model too")
         return ()
-    job = known_model(options.model).job(
-        seq_len=options.seq_len, global_batch=options.global_batch
-    )
+    known = load_model(options.model, seq_len=options.seq_len)
+    job = known.job(seq_len=options.seq_len, global_batch=options.global_batch)
+    if isinstance(job.spec, ModuleSpec):
+        return (job,)  # what of it is not measured is priced by its bytes
     for block in job.graph.distinct():
         for operator in block.operators:
             if operator.function not in KINDS:

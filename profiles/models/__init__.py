@@ -7,12 +7,25 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from profiles.models.catalog import model, names
     from profiles.models.configs import parse_config
-    from profiles.models.decoder import HEADS, JOINED, KEY, SORTED, TURNED, VALUE
+    from profiles.models.decoder import (
+        HEADS,
+        JOINED,
+        KEY,
+        LAUNCHES,
+        SORTED,
+        TURNED,
+        VALUE,
+        WITHOUT_GRADIENT,
+    )
+    from profiles.models.families import remember, remembered
     from profiles.models.graph import (
         ENDS,
         EVERY_OPERATOR,
         MIXERS,
         PRODUCTS,
+        SPLIT_KEY,
+        SPLIT_MLP,
+        SPLIT_QUERY,
         Block,
         Element,
         Kind,
@@ -22,17 +35,19 @@ if TYPE_CHECKING:
         Tensor,
         activation_function,
     )
-    from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
+    from profiles.models.job import OPTIMIZERS, Job, Model, module_model, parse_model
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
     from profiles.models.param_count import operator_parameters, parameters
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,
         ModelSpec,
+        ModuleSpec,
         MoeSpec,
         Numerics,
         RecurrenceSpec,
         RopeScaling,
+        is_reference,
         spec_document,
     )
 

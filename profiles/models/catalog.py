@@ -6,23 +6,23 @@ that its `models` share, and `aliases`. A model file of a user holds one such en
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from profiles.errors import UnknownName, Unsupported
+from profiles.errors import UnknownName
 from profiles.files import decode, names_a_file, read_json, shown
 from profiles.models.configs import parse_config
+from profiles.models.families import remembered
 from profiles.models.huggingface import is_config
-from profiles.models.job import Model, parse_model
+from profiles.models.job import Model, module_model, parse_model
+from profiles.models.spec import is_reference
 
 __all__ = ["Model", "model", "names", "parse_model"]
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ def model(name_or_path: str) -> Model:
     """A model by catalogue name (in any case), model file or Hugging Face config.
 
     Raises UnknownName with the nearest names, InvalidFile or InvalidSpec for a damaged
-    file, Unsupported for `package.module:factory` and foreign model types.
+    file, Unsupported for foreign model types, and for `package.module:factory` that
+    was not traced before (`profiles.load_model`).
     """
     entries, aliases = _catalogue()
     name = name_or_path.lower()
@@ -53,11 +54,8 @@ def model(name_or_path: str) -> Model:
         return _known(name)
     if names_a_file(name_or_path):
         return _read(Path(name_or_path))
-    if _FACTORY.fullmatch(name_or_path):
-        raise Unsupported(
-            f"{shown(name_or_path)}: tracing a module of yours is not available yet; "
-            "give a catalogue name, a model file or a Hugging Face config.json"
-        )
+    if is_reference(name_or_path):
+        return module_model(remembered(name_or_path))
     raise UnknownName("model", name_or_path, {*entries, *aliases})
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from profiles.errors import InvalidFile, InvalidSpec, UnknownName
 from profiles.files import decode, require_name, shown
 from profiles.limits import require
-from profiles.models.families import model_graph
+from profiles.models.families import model_graph, remembered
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
-from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, MoeSpec
+from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, ModuleSpec, MoeSpec
 from profiles.units import format_count
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
@@ -27,6 +27,7 @@ OPTIMIZERS = {
 }
 SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
 GLOBAL_BATCH = 1024  # [assumed] likewise, in sequences
+MODULE_BATCH = 256  # [assumed] samples of a step of a user's module
 _BESIDE = ("name", "seq_len", "global_batch", "source", "notes")
 
 
@@ -51,6 +52,11 @@ class Job:
         for name in ("seq_len", "global_batch"):
             require("size", getattr(self, name), name)
         own, longest = self.spec.own_length, self.spec.longest
+        if isinstance(self.spec, ModuleSpec) and self.seq_len != own:
+            raise InvalidSpec(
+                f"{self.model} was traced with samples of {own} tokens, not "
+                f"{self.seq_len}; give --seq-len {self.seq_len} together with --model"
+            )
         if own is not None and self.seq_len != own:
             raise InvalidSpec(
                 f"seq_len={self.seq_len}: a sequence of {self.model} is an image of "
@@ -177,6 +183,8 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     """
     if not isinstance(document, dict):
         raise InvalidFile(f"{what} must be an object with the fields of a model")
+    if "module" in document:
+        return _traced(document, what)
     entry = dict(document)
     family = entry.get("family", "decoder")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -191,6 +199,26 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     usual = spec.own_length or min(spec.longest or SEQ_LEN, SEQ_LEN)
     about = decode({"seq_len": usual, **beside}, _About, what=what)
     return Model(spec=spec, **asdict(about))
+
+
+def _traced(document: dict[str, Any], what: str) -> Model:
+    """A module that was named on the command line, and so traced, before."""
+    if list(document) != ["module"] or not isinstance(document["module"], str):
+        raise InvalidSpec(
+            f"{what}: a module is named by 'module': 'package.module:factory', alone"
+        )
+    return module_model(remembered(document["module"]))
+
+
+def module_model(spec: ModuleSpec) -> Model:
+    """A traced module, and a batch to train it with."""
+    return Model(
+        name=spec.module,
+        spec=spec,
+        seq_len=spec.seq_len,
+        global_batch=MODULE_BATCH,
+        source="traced",
+    )
 
 
 def _complete(entry: dict[str, Any], what: str) -> None:

@@ -18,12 +18,18 @@ import torch.distributed as dist
 
 from costmodel.layout import Layout
 from costmodel.machine import shares_cores
-from costmodel.simulation import LayoutFile, file_document, job_of, read_layout_file
+from costmodel.simulation import (
+    LayoutFile,
+    file_document,
+    job_of,
+    read_layout_file,
+    trace_named,
+)
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.support import require_supported
 from profiles.errors import Contradiction, MeshwrightError, RunFailed, Unsupported
 from profiles.files import decode, read_json, shown, write_text
-from profiles.models import Job
+from profiles.models import DecoderSpec, Job, ModuleSpec
 from profiles.samples import require_writable
 from profiles.system import meeting_point, route_to
 from runtime.checkpoint import (
@@ -44,7 +50,7 @@ from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
-from runtime.train import Options, RunOptions, require_compilable
+from runtime.train import Options, RunOptions, require_compilable, samples
 from runtime.weights import exported
 
 
@@ -260,6 +266,7 @@ class Run:
 def prepare(options: RunOptions) -> Run:
     """Check everything; raises the errors of the tree that say what is wrong."""
     file = read_layout_file(options.layout)
+    trace_named(options.model, file)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
     device = _device(options.device, layout)
@@ -369,6 +376,8 @@ def _require_training(options: RunOptions, job: Job, done: int) -> None:
 
 
 def _source(options: RunOptions, job: Job, data: str) -> Source:
+    if isinstance(job.spec, ModuleSpec):
+        return samples(data, job.spec, options.seed)
     vocab = decoder_of(job).vocab
     return source(data, vocab=vocab, seq_len=job.seq_len, seed=options.seed)
 
@@ -412,7 +421,8 @@ def _limits(
             f"the layout is priced for {priced.name} and trained on this machine's "
             f"{device}: times and memory of the two are not comparable"
         )
-    if device == "cpu" and decoder_of(job).numerics.attention_dropout:
+    decoder = job.spec if isinstance(job.spec, DecoderSpec) else None
+    if device == "cpu" and decoder and decoder.numerics.attention_dropout:
         yield (
             "attention with dropout stores its scores on a CPU, which is not priced: "
             "expect more seconds and bytes than predicted, or set it to 0"

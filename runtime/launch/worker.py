@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
-from costmodel.simulation import job_of, model_flops, parse_file
+from costmodel.simulation import job_of, model_flops, parse_file, trace_named
 from profiles.errors import InvalidFile
 from profiles.files import write_text
+from profiles.models import ModuleSpec
 from profiles.units import GB
 from runtime.checkpoint import (
     Retention,
@@ -48,7 +49,7 @@ from runtime.observe import (
     untimed_steps,
 )
 from runtime.trace import resident_bytes
-from runtime.train import Setup, StepResult, Trainer
+from runtime.train import Setup, StepResult, Trainer, samples
 from runtime.weights import WeightsFolder, exported, load_weights, save_weights
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
@@ -60,6 +61,7 @@ class Run:
     def __init__(self, request: Request, worker: Worker) -> None:
         self.request = request
         file = parse_file(request.layout)
+        trace_named(request.model, file)
         self.job, self.layout = job_of(file), file.layout
         self.layout_hash = layout_hash(request.layout)
         self.rank, self.device = worker.rank, worker.device
@@ -191,6 +193,8 @@ class Run:
         self.journals = journals(asked, done) if self.rank == 0 else []
 
     def _source(self, data: str, seed: int) -> Source:
+        if isinstance(self.job.spec, ModuleSpec):
+            return samples(data, self.job.spec, seed)
         return source(
             data,
             vocab=decoder_of(self.job).vocab,

@@ -187,7 +187,12 @@ class Buffered:
         self._buckets: list[_Bucket] = []
         self._places: dict[str, _Place] = {}
         named = dict(stage.named_parameters())
-        apart = {name: one for name, one in named.items() if of_experts(name)}
+        # A user's module may call something else so: it has no such ranks.
+        apart = {
+            name: one
+            for name, one in named.items()
+            if experts is not None and of_experts(name)
+        }
         others = {name: one for name, one in named.items() if name not in apart}
         for members, ranks in ((others, group), (apart, experts)):
             if not members or ranks is None:
@@ -368,7 +373,8 @@ class Sharded:
         made = dict(self.gradients())
         for group in self.groups():
             names = [one._param_fqn for one in group.fsdp_params]
-            ranks = alike.experts if names and of_experts(names[0]) else alike.weights
+            apart = alike.experts is not None and names and of_experts(names[0])
+            ranks = alike.experts if apart else alike.weights
             with self.changing(names):
                 sum_together(
                     [made[name] for name in names],

@@ -34,7 +34,8 @@ class PipelineStage:
     """A virtual stage on this rank: what to call, and the tensor that comes in.
 
     `first` takes tokens; `last` takes targets too and returns the mean loss.
-    `boundary` and `dtype` are of the hidden states between stages. `copy` is which copy
+    `boundary` and `dtype` are of the hidden states that come in, and `sent` of those
+    that are handed on where that is another shape. `copy` is which copy
     of the model it is of; `later` defers weight gradients where the schedule splits
     backwards.
     """
@@ -47,6 +48,7 @@ class PipelineStage:
     dtype: torch.dtype
     device: torch.device
     copy: int = 0
+    sent: tuple[int, ...] | None = None
     later: Deferred | None = None
 
 
@@ -248,9 +250,10 @@ class Executor:
         for action in self.stream:
             if action.kind in RECEIVES:
                 stage = self._stages[action.stage]
+                back = action.kind is Kind.RECV_B and stage.sent is not None
                 yield Arrival(
                     action=action,
-                    shape=stage.boundary,
+                    shape=stage.sent if back and stage.sent else stage.boundary,
                     dtype=stage.dtype,
                     device=stage.device,
                 )

@@ -7,6 +7,7 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
+    from runtime.train.module_build import samples
     from runtime.train.options import (
         Options,
         RunOptions,

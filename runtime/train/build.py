@@ -84,7 +84,7 @@ class Setup:
     offload_dir: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Builder:
     """Makes the virtual stages of *layout* that this rank holds."""
 
@@ -194,9 +194,13 @@ class Builder:
                     scale=1 / self.layout.micro_batches,
                 )
 
+    def _apart(self, stage: nn.Module) -> list[Unit]:
+        assert isinstance(stage, Stage)
+        return _apart(stage)
+
     def _parallel(
         self,
-        stage: Stage,
+        stage: nn.Module,
         away: StateOffload,
         alike: Replicas,
         later: Deferred | None,
@@ -206,7 +210,8 @@ class Builder:
         if not self._zero:
             if rules.master:
                 stage.to(rules.parameter)
-                stage.tie()
+                if isinstance(stage, Stage):
+                    stage.tie()
             assert alike.weights is not None
             return Buffered(
                 stage,
@@ -218,7 +223,7 @@ class Builder:
         how = Sharding(
             zero=self._zero, policy=rules, away=away, device=self.setup.device
         )
-        mesh, apart, units = meshes.shards, meshes.expert_shards, _apart(stage)
+        mesh, apart, units = meshes.shards, meshes.expert_shards, self._apart(stage)
         if alike.weights is not None:
             replicated = mesh.size() // one_axis(mesh).size()
             how = replace(how, alike=alike, mean_over=replicated)

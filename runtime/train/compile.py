@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from costmodel.layout import Layout
 from costmodel.support import Combination
 from profiles.errors import Unsupported
-from profiles.models import Job
+from profiles.models import Job, ModuleSpec
 from runtime.models import ExpertMlp, decoder_of
 from runtime.parallel import (
     ColumnLinear,
@@ -81,6 +81,8 @@ def compile_layer(layer: nn.Module) -> None:
 def require_compilable(layout: Layout, job: Job, device: str) -> None:
     """Raise Unsupported, with every reason and its remedy, where `compile_layer` does
     not do, or where *device*'s compiler is missing."""
+    if isinstance(job.spec, ModuleSpec):
+        raise Unsupported("--compile is for the catalogue's layers; leave it out")
     found = [*_reasons(layout, job), *_missing(device)]
     if found:
         raise Unsupported(f"--compile: {'; '.join(found)}; or leave --compile out")

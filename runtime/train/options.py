@@ -116,6 +116,11 @@ class Options:
         help="A text file (bytes are tokens), tokens in .npy or .bin, or a learnable "
         "synthetic stream.",
     )
+    model: str | None = option(
+        type=text,
+        metavar="MODULE:FACTORY",
+        help="Import the module that the layout is of: package.module:factory.",
+    )
     seed: int = option(default=0, type=IntRange(0), metavar="S")
     lr: float = option(default=3e-4, type=FloatRange(0, 10, strictly=True), metavar="X")
     weight_decay: float = option(default=0.1, type=FloatRange(0, 1), metavar="X")

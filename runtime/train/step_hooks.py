@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from math import isfinite
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,23 @@ TABLE = "embedding.table.weight"
 HEAD = "head.weight"
 
 
+class Tied(Protocol):
+    """Parameters that several stages hold, each a copy of."""
+
+    group: dist.ProcessGroup | None
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of gradients that `sum` changes."""
+
+    def copies_of(self, name: str) -> int:
+        """How many stages hold the parameter called *name*."""
+
+    def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
+        """Give every copy the sum of all gradients, in place; *stages* are the
+        gradients of this rank's, by name."""
+
+
 class TiedTable:
     """The gradient of a table that is the head too, where this rank holds one of two
     copies of it, or both.
@@ -76,6 +94,10 @@ class TiedTable:
         """Of gradients that `sum` changes."""
         return (TABLE, HEAD) if self.copies > 1 else ()
 
+    def copies_of(self, name: str) -> int:
+        """How many stages hold the parameter called *name*."""
+        return self.copies if name in (TABLE, HEAD) else 1
+
     def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
         """Add the other copy's gradient to this one's, in place; *stages* are the
         gradients of this rank's, by name."""
@@ -100,7 +122,7 @@ class Step:
         self,
         stages: Sequence[LocalStage],
         optimizer: Optimizer,
-        tied: TiedTable,
+        tied: Tied,
         mesh: DeviceMesh,
         rules: Policy,
     ) -> None:
@@ -210,7 +232,7 @@ class Step:
     def _copies_of(self, name: str, parameter: Tensor, held: LocalStage) -> int:
         """Ranks of the job that hold the same part of a parameter."""
         copies = self._ranks // parts(parameter) * held.copies
-        return copies * self.tied.copies if name in (TABLE, HEAD) else copies
+        return copies * self.tied.copies_of(name)
 
     def _sum_tied(self) -> None:
         with ExitStack() as changed:

@@ -20,14 +20,16 @@ from costmodel.layout import Layout
 from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
 from profiles.models import Job
 from runtime.data import Source
-from runtime.models import decoder_of, policy
+from runtime.models import policy
+from runtime.modules import Samples
 from runtime.offload import DiskOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
 from runtime.parallel import Context, Meshes, Sharded, context_group
 from runtime.pipeline import Executor, Links
 from runtime.trace import ActionObserver, Recorder
 from runtime.train.build import Builder, LocalStage, Setup
-from runtime.train.step_hooks import Step, TiedTable
+from runtime.train.module_build import ModuleBuilder, SharedParameters
+from runtime.train.step_hooks import Step, Tied, TiedTable
 
 BEYOND: Final = 2**40  # sequences of a source: no training reads so many
 FORWARDS: Final = (Kind.F, Kind.SEND_F, Kind.RECV_F)  # what an evaluation does
@@ -65,14 +67,12 @@ class Trainer:
         )
         self.rules = policy(layout.precision_name)
         self.rules.multiply()
-        experts = decoder_of(job).moe is not None
-        meshes = Meshes.of(layout, self.device.type, experts=experts)
+        meshes = Meshes.of(layout, self.device.type, experts=job.has_experts)
         self.mesh = meshes.weights
-        self.stages = Builder(job, layout, meshes, self.context, setup).stages()
+        self.stages, tied = self._built(meshes, setup)
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
-        tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
             self.recorder.register_groups("tied", [tied.group])
@@ -105,6 +105,16 @@ class Trainer:
             )
             for actions in (stream, onward)
         )
+
+    def _built(self, meshes: Meshes, setup: Setup) -> tuple[list[LocalStage], Tied]:
+        """This rank's stages, and what other stages hold too."""
+        parts = (self.job, self.layout, meshes, self.context, setup)
+        if isinstance(self.source, Samples):
+            builder = ModuleBuilder(*parts, samples=self.source)
+            shared = SharedParameters(builder.cut, self.layout, meshes.weights)
+            return builder.stages(), shared
+        tied = TiedTable(self.job, self.layout, meshes.weights)
+        return Builder(*parts).stages(), tied
 
     def step(
         self, number: int, *, record: bool = False, watch: ActionObserver | None = None

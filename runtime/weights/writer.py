@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from profiles.errors import Contradiction, InvalidFile
+from profiles.errors import Contradiction, InvalidFile, Unsupported
 from profiles.files import require_folder, require_package, shown, write_text
 from profiles.models import DecoderSpec, Job
 from profiles.units import GB
@@ -56,7 +56,13 @@ def exported(weights: str | None, save: str | None, job: Job) -> Export | None:
     Raises what is wrong with either.
     """
     spec = job.spec
-    assert isinstance(spec, DecoderSpec)
+    if not isinstance(spec, DecoderSpec):
+        if weights is None and save is None:
+            return None
+        raise Unsupported(
+            f"--weights and --save-weights are of decoders, not of {job.model}: let "
+            "its factory read weights"
+        )
     folder = None if weights is None else WeightsFolder.read(Path(weights))
     if folder is not None:
         folder.require_of(spec)

@@ -171,6 +171,8 @@ def _by_modules(value: str) -> dict[str, Any]:
 
 SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "family": lambda _: {},
+    "own code": lambda _: {},
+    "splits": lambda value: {"tp": 2 if value == "uneven" else 1},
     "experts": _flag("moe", MOE, None),
     "router groups": lambda _: {
         "moe": replace(MOE, experts=4, router_groups=2, groups_per_token=1)

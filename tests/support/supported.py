@@ -11,11 +11,29 @@ from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.support.support_table import Answer, Mechanism, Row, mechanisms
 from profiles.models.catalog import model
+from profiles.models.families import remember
 from profiles.models.job import Job
+from profiles.models.spec import ModuleSpec
 from tests.support.edits import Edit, after, unchanged
 from tests.support.fact_settings import GLOBAL_BATCH, SEQ_LEN, SETTINGS, SPEC, UNTRAINED
 
 ROWS = [(one, row) for one in mechanisms() for row in one.rows]
+
+
+MODULES = "your own module"
+
+
+def _of_module(plain: Job, *, own_code: bool, splits: bool) -> Job:
+    """The same layers as those of a module that somebody traced."""
+    name = f"somebody:module_{own_code}_{splits}"
+    found = ModuleSpec(
+        module=name,
+        seq_len=plain.seq_len,
+        digest=name,
+        own_code=own_code,
+    )
+    graph = replace(plain.graph, splits=(2,) if splits else ())
+    return replace(plain, model=found.module, spec=remember(found, graph))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +85,10 @@ def example(mechanism: Mechanism, row: Row, values: Mapping[str, str]) -> Exampl
     )
     plain = Job(model="small", spec=SPEC, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH)
     layout = edit(spell_out(Uniform(**choice), plain.graph, GLOBAL_BATCH))
-    if family != "decoder":
+    if family == "module" or mechanism.name == MODULES:
+        own, splits = values.get("own code") == "yes", values.get("splits")
+        trained = _of_module(plain, own_code=own, splits=splits != "uneven")
+    elif family != "decoder":
         other = model(UNTRAINED[family])
         trained = replace(plain, spec=other.spec, seq_len=other.seq_len)
     return Example(

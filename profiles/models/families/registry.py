@@ -7,6 +7,7 @@ from profiles.models.families.bert import bert_graph
 from profiles.models.families.clip import clip_graph
 from profiles.models.families.encoder_decoder import encoder_decoder_graph
 from profiles.models.families.resnet import resnet_graph
+from profiles.models.families.traced import traced_graph
 from profiles.models.families.unet import unet_graph
 from profiles.models.families.vision_language import vision_language_graph
 from profiles.models.families.vit import vit_graph
@@ -17,6 +18,7 @@ from profiles.models.spec import (
     DecoderSpec,
     EncoderDecoderSpec,
     ModelSpec,
+    ModuleSpec,
     ResnetSpec,
     UnetSpec,
     VisionLanguageSpec,
@@ -44,5 +46,7 @@ def model_graph(spec: ModelSpec, name: str, seq_len: int) -> ModelGraph:
             return unet_graph(spec, name)
         case ClipSpec():
             return clip_graph(spec, name)
+        case ModuleSpec():
+            return traced_graph(spec)
         case VisionLanguageSpec():
             return vision_language_graph(spec, name, seq_len)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from profiles.models.graph.operator import (
         MIXERS,
         PRODUCTS,
+        SPLIT_KEY,
+        SPLIT_MLP,
+        SPLIT_QUERY,
         Element,
         Kind,
         Operator,

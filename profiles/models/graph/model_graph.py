@@ -125,7 +125,9 @@ class ModelGraph:
     Parameters that several layers hold: `tied` names groups of (layer, operator) with
     one parameter, `shared` groups of layers of one kind that have all in common.
     `tail` is how many numbered layers the head is as much work as, where a pipeline
-    should allow for it.
+    should allow for it. `splits`, where it is not None, are the degrees of tensor
+    parallelism above 1 that code which was not written for it runs with, and `whole`
+    why there are not more; such code takes whole sequences.
     """
 
     name: str
@@ -133,6 +135,8 @@ class ModelGraph:
     tied: tuple[tuple[tuple[str, str], ...], ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
     tail: int = 0
+    splits: tuple[int, ...] | None = None
+    whole: str = ""
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:
@@ -270,7 +274,7 @@ class ModelGraph:
     def alike_in_rows(self) -> bool:
         """Whether all numbered layers have a row for each token, so that a sequence
         can be split over ranks."""
-        return all(block.is_plain for block, _ in self.runs)
+        return self.splits is None and all(block.is_plain for block, _ in self.runs)
 
     def distinct(self) -> Iterable[Block]:
         """Every block once, in the order in which they first come."""

@@ -25,6 +25,9 @@ class Kind(StrEnum):
     COMBINE = "combine"  # what the experts made, sent back and summed by token
 
 
+# Widths of code that was not written for tensor parallelism, which splits them: of
+# queries (and what attention gives), of keys or values, and inside an MLP.
+SPLIT_QUERY, SPLIT_KEY, SPLIT_MLP = "split_query", "split_key", "split_mlp"
 PRODUCTS = frozenset({Kind.MATMUL, Kind.GROUPED_MATMUL})
 MIXERS = frozenset({Kind.ATTENTION, Kind.SCAN})  # what tokens tell each other in
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from profiles.models.spec.decoder import PLAIN, DecoderSpec
 from profiles.models.spec.encoders import BertSpec, EncoderDecoderSpec
+from profiles.models.spec.module import ModuleSpec
 from profiles.models.spec.towers import ClipSpec, VisionLanguageSpec
 from profiles.models.spec.vision import ResnetSpec, UnetSpec, VitSpec
 
@@ -19,6 +20,7 @@ ModelSpec = (
     | ResnetSpec
     | ClipSpec
     | VisionLanguageSpec
+    | ModuleSpec
 )
 FAMILIES: dict[str, type[ModelSpec]] = {
     "decoder": DecoderSpec,
@@ -38,6 +40,8 @@ def spec_document(spec: ModelSpec) -> dict[str, Any]:
     What came to decoders after the first files were written is left out where it has
     its default, so that files and checkpoints of before are those of now.
     """
+    if isinstance(spec, ModuleSpec):
+        return {"module": spec.module}
     document = asdict(spec)
     if isinstance(spec, DecoderSpec):
         document["numerics"] = spec.numerics.document

@@ -157,7 +157,7 @@ def test_names_are_found_in_any_case_and_by_alias() -> None:
 def test_an_unknown_name_is_told_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean gpt-13b"):
         model("gpt-13bb")
-    with pytest.raises(Unsupported, match="not available yet"):
+    with pytest.raises(Unsupported, match="give --model my_package"):
         model("my_package.models:build")
 
 

@@ -1,0 +1,362 @@
+"""Modules as users write them, by factories: `tests.support.user_modules:unet`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, given: int, width: int, stride: int, wide: int = 1) -> None:
+        super().__init__()
+        out = 4 * width
+        self.conv1 = nn.Conv2d(given, wide * width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wide * width)
+        self.conv2 = nn.Conv2d(
+            wide * width, wide * width, 3, stride, padding=1, bias=False
+        )
+        self.bn2 = nn.BatchNorm2d(wide * width)
+        self.conv3 = nn.Conv2d(wide * width, out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride != 1 or given != out:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(given, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        made: Tensor = self.relu(self.bn3(self.conv3(x)) + kept)
+        return made
+
+
+class ResNet(nn.Module):
+    """He et al. (2016), or Zagoruyko and Komodakis's (2016) with `wide` inside."""
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        width: int = 16,
+        size: int = 64,
+        classes: int = 10,
+        wide: int = 1,
+    ) -> None:
+        super().__init__()
+        self.size, self.classes = size, classes
+        self.conv1 = nn.Conv2d(3, width, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        given, stages = width, []
+        for number, count in enumerate(blocks):
+            made = []
+            for place in range(count):
+                stride = 2 if place == 0 and number > 0 else 1
+                made.append(Bottleneck(given, width * 2**number, stride, wide))
+                given = 4 * width * 2**number
+            stages.append(nn.Sequential(*made))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(given, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, padding=1)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return F.cross_entropy(self.fc(x.mean((2, 3))), labels)
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        images = torch.randn(1, 3, self.size, self.size)
+        return images, torch.randint(self.classes, (1,))
+
+
+class Double(nn.Module):
+    def __init__(self, given: int, out: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv3d(given, out, 3, padding=1)
+        self.norm1 = nn.InstanceNorm3d(out, affine=True)
+        self.conv2 = nn.Conv3d(out, out, 3, padding=1)
+        self.norm2 = nn.InstanceNorm3d(out, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(x)))
+
+
+class Unet(nn.Module):
+    """A 3-D U-Net (Çiçek et al., 2016): what each level makes on the way down is read
+    on the way up."""
+
+    def __init__(self, depth: int = 3, features: int = 8, size: int = 16) -> None:
+        super().__init__()
+        self.size = size
+        wide = [features * 2**level for level in range(depth + 1)]
+        self.downs = nn.ModuleList(
+            Double(given, out)
+            for given, out in zip([1, *wide], wide[:-1], strict=False)
+        )
+        self.middle = Double(wide[-2], wide[-1])
+        levels = list(reversed(range(depth)))
+        self.ups = nn.ModuleList(
+            nn.ConvTranspose3d(wide[level + 1], wide[level], 2, 2) for level in levels
+        )
+        self.joins = nn.ModuleList(Double(wide[n + 1], wide[n]) for n in levels)
+        self.out = nn.Conv3d(features, 2, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        skips = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+            x = F.max_pool3d(x, 2)
+        x = self.middle(x)
+        for up, join, skip in zip(self.ups, self.joins, reversed(skips), strict=True):
+            x = join(torch.cat([up(x), skip], 1))
+        return F.cross_entropy(self.out(x), labels)
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        shape = (self.size,) * 3
+        return torch.randn(1, 1, *shape), torch.randint(2, (1, *shape))
+
+
+class Dlrm(nn.Module):
+    """Naumov et al. (2019): tables of categories, and what dense features meet."""
+
+    def __init__(self, tables: int = 8, rows: int = 1000, width: int = 64) -> None:
+        super().__init__()
+        self.count, self.rows = tables, rows
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables)
+        )
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU()
+        )
+        several = tables + 1
+        self.top = nn.Sequential(
+            nn.Linear(width + several * (several - 1) // 2, 256),
+            nn.ReLU(),
+            nn.Linear(256, 1),
+        )
+        pairs = torch.tril_indices(several, several, -1)
+        self.rows_of: Tensor
+        self.columns_of: Tensor
+        self.register_buffer("rows_of", pairs[0])
+        self.register_buffer("columns_of", pairs[1])
+
+    def forward(self, dense: Tensor, sparse: Tensor, clicks: Tensor) -> Tensor:
+        x = self.bottom(dense)
+        met = [table(sparse[:, n]) for n, table in enumerate(self.tables)]
+        every = torch.stack([x, *met], 1)
+        products = every @ every.transpose(1, 2)
+        crossed = products[:, self.rows_of, self.columns_of]
+        logits = self.top(torch.cat([x, crossed], 1))[:, 0]
+        return F.binary_cross_entropy_with_logits(logits, clicks)
+
+    def example_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        sparse = torch.randint(self.rows, (1, self.count, 4))
+        return torch.randn(1, 13), sparse, torch.rand(1)
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 32)
+        self.lstm = nn.LSTM(32, 64, 2, batch_first=True)
+        self.head = nn.Linear(64, 100)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        made, _ = self.lstm(self.embed(tokens))
+        return F.cross_entropy(self.head(made).flatten(0, 1), labels.flatten())
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        return torch.randint(100, (1, 24)), torch.randint(100, (1, 24))
+
+
+class Odd(nn.Module):
+    """A layer that all blocks share, and a skip over all of them; no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = nn.Linear(16, 32)
+        self.shared = nn.Linear(32, 32)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = first = self.given(x)
+        for block in self.blocks:
+            hidden = torch.tanh(self.shared(hidden)) + block(hidden)
+        made: Tensor = self.out(torch.cat([first, hidden], -1))
+        return made
+
+
+class Attention(nn.Module):
+    """By hand: a product, softmax, a product."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.width = hidden // heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        query, key, value = (
+            one(x).view(batch, length, -1, self.width).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
+        )
+        scores = query @ key.transpose(-1, -2) / self.width**0.5
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        shares = scores.masked_fill(later, float("-inf")).softmax(-1)
+        mixed = (shares @ value).transpose(1, 2).reshape(batch, length, -1)
+        return self.out(mixed)  # type: ignore[no-any-return]
+
+
+class ByHand(nn.Module):
+    """Attention by hand, and one weight for table and head."""
+
+    def __init__(self, layers: int = 3, hidden: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, hidden)
+        self.layers = nn.ModuleList(Attention(hidden, heads) for _ in range(layers))
+        self.head = nn.Linear(hidden, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(tokens) * 0.1
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        return torch.randint(50, (1, 20)), torch.randint(50, (1, 20))
+
+
+def resnet() -> nn.Module:
+    return ResNet()
+
+
+def wide_resnet() -> nn.Module:
+    return ResNet(blocks=(1, 1, 1, 1), width=8, size=64, wide=2)
+
+
+def unet() -> nn.Module:
+    return Unet()
+
+
+def dlrm() -> nn.Module:
+    return Dlrm()
+
+
+def lstm() -> nn.Module:
+    return Lstm()
+
+
+def odd() -> tuple[nn.Module, Tensor]:
+    return Odd(), torch.randn(1, 5, 16)
+
+
+def by_hand() -> nn.Module:
+    return ByHand()
+
+
+NOT_A_FACTORY = 3
+
+
+def no_module() -> Any:
+    return 3
+
+
+def no_inputs() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def raises() -> nn.Module:
+    raise ValueError("no weights here")
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+def branches() -> tuple[nn.Module, Tensor]:
+    return Branches(), torch.randn(1, 4)
+
+
+class Selects(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[x > 0]
+        return chosen.view(-1, 2).sum()
+
+
+def selects() -> tuple[nn.Module, Tensor]:
+    return Selects(), torch.randn(1, 4)
+
+
+class Fixes(nn.Module):
+    """Takes batches of three alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(3, 4) + torch.zeros(3, 4, device=x.device)
+
+
+def fixes() -> tuple[nn.Module, Tensor]:
+    return Fixes(), torch.randn(1, 4)
+
+
+class Wrong(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+def wrong() -> tuple[nn.Module, Tensor]:
+    return Wrong(), torch.randn(1, 4)
+
+
+@torch.library.custom_op("meshwright_tests::swirl", mutates_args=())
+def swirl(x: Tensor) -> Tensor:
+    """A kernel of one's own."""
+    return x.roll(1, -1)
+
+
+@swirl.register_fake
+def _swirled(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _swirl_back(context: Any, gradient: Tensor) -> Tensor:
+    return gradient.roll(-1, -1)
+
+
+swirl.register_autograd(_swirl_back)
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = swirl(layer(x))
+        return x
+
+
+def custom() -> tuple[nn.Module, Tensor]:
+    return Custom(), torch.randn(1, 64)
+
+
+def resnet_50() -> nn.Module:
+    return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000)
+
+
+def wide_resnet_50() -> nn.Module:
+    return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000, wide=2)
