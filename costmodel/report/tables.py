@@ -182,8 +182,8 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
     sources = estimate.price_sources
     throughput = f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s"
-    if estimate.job.spec.own_length is not None:
-        throughput = f"{sequences:,.1f} images/s"
+    if estimate.job.samples != "sequences":
+        throughput = f"{sequences:,.1f} {estimate.job.samples}/s"
     return [
         ("step time", f"{step}   (80 % interval {low} – {high})"),
         ("throughput", throughput),

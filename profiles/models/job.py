@@ -75,14 +75,21 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
+    def samples(self) -> str:
+        """What a step trains on: sequences of tokens, images, or samples of a module
+        that takes no token numbers."""
+        if isinstance(self.spec, ModuleSpec):
+            return "sequences" if self.seq_len > 1 else "samples"
+        return "sequences" if self.spec.own_length is None else "images"
+
+    @property
     def step_words(self) -> str:
-        """What a step trains on: sequences of so many tokens, or images."""
-        if self.spec.own_length is not None:
-            return f"{self.global_batch:,} images a step"
-        return (
-            f"{self.global_batch:,} sequences of {self.seq_len:,} tokens, "
-            f"{format_count(self.tokens)} tokens a step"
-        )
+        """What a step trains on, and how much of it."""
+        batch = f"{self.global_batch:,} {self.samples}"
+        if self.samples != "sequences":
+            return f"{batch} a step"
+        tokens = f"{format_count(self.tokens)} tokens a step"
+        return f"{batch} of {self.seq_len:,} tokens, {tokens}"
 
     @property
     def moe(self) -> MoeSpec | None:
