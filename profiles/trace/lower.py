@@ -65,16 +65,20 @@ def layers_named(trace: Trace) -> list[Layer]:
     last = found.ending.start
     if products:  # to the vocabulary, say
         last = max(products, key=lambda one: trace.steps[one].flops.one)
-    body = zip(found.body, found.paths, strict=True)
+    body = [Layer(name="", steps=found.beginning)]
+    body += map(_layer, found.body, found.paths)
+    if not body[0].steps and len(body) > 2:  # an end with nothing to do is no stage
+        body.pop(0)
     return [
-        Layer(name="embedding", steps=found.beginning),
-        *(
-            Layer(name=str(number), steps=steps, path=path)
-            for number, (steps, path) in enumerate(body)
-        ),
+        replace(body[0], name="embedding"),
+        *(replace(one, name=str(number)) for number, one in enumerate(body[1:])),
         Layer(name="final_norm", steps=range(found.ending.start, last)),
         Layer(name="head", steps=range(last, found.ending.stop)),
     ]
+
+
+def _layer(steps: range, path: str) -> Layer:
+    return Layer(name="", steps=steps, path=path)
 
 
 def spec_of(
