@@ -8,7 +8,8 @@ package that comes after its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -53,26 +54,8 @@ def meshwright(context: click.Context) -> None:
         )
 
 
-def _add(verb: str) -> None:
-    """Add a command that hands all it is given to the package of *verb*."""
-    package, question = VERBS[verb]
-
-    @meshwright.command(
-        verb,
-        short_help=question,
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True},
-    )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    @click.pass_context
-    def command(context: click.Context, arguments: tuple[str, ...]) -> None:
-        module = import_module(f"{package}.__main__")
-        context.exit(module.main(arguments, f"meshwright {verb}"))
-
-
-def _add_list(name: str) -> None:
-    """Add a command that lists the catalogue of *name*."""
-    package, question = LISTS[name]
+def _add(name: str, question: str, run: Callable[[tuple[str, ...], str], int]) -> None:
+    """Add a command that hands all it is given to *run*, with what it is called."""
 
     @meshwright.command(
         name,
@@ -83,16 +66,24 @@ def _add_list(name: str) -> None:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
     def command(context: click.Context, arguments: tuple[str, ...]) -> None:
-        from profiles.commandline.commands import enter
-
-        where = f"{package}.lists:{name}"
-        context.exit(enter(where, arguments, f"meshwright {name}"))
+        context.exit(run(arguments, f"meshwright {name}"))
 
 
-for _verb in VERBS:
-    _add(_verb)
-for _name in LISTS:
-    _add_list(_name)
+def _verb(package: str, arguments: tuple[str, ...], prog: str) -> int:
+    code: int = import_module(f"{package}.__main__").main(arguments, prog)
+    return code
+
+
+def _list(where: str, arguments: tuple[str, ...], prog: str) -> int:
+    from profiles.commandline.commands import enter
+
+    return enter(where, arguments, prog)
+
+
+for _name, (_package, _question) in VERBS.items():
+    _add(_name, _question, partial(_verb, _package))
+for _name, (_package, _question) in LISTS.items():
+    _add(_name, _question, partial(_list, f"{_package}.lists:{_name}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

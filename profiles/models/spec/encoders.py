@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.errors import InvalidSpec
-from profiles.models.spec.sizes import Sized, one_of, share
+from profiles.models.spec.sizes import PlainTransformer, Sized, one_of, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class EncoderDecoderSpec(Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertSpec(Sized):
+class BertSpec(PlainTransformer):
     """BERT, RoBERTa and ALBERT: an encoder that predicts masked words, and with
     `next_sentence` whether two sentences follow each other.
 
@@ -82,16 +82,12 @@ class BertSpec(Sized):
     family: str = "bert"
 
     def __post_init__(self) -> None:
-        Sized.__post_init__(self)
+        PlainTransformer.__post_init__(self)
         share(self, "dropout")
         if self.layers % self.shared_layers:
             raise InvalidSpec(
                 f"layers={self.layers} is not a multiple of "
                 f"shared_layers={self.shared_layers}"
-            )
-        if self.hidden % self.heads:
-            raise InvalidSpec(
-                f"heads={self.heads} does not divide hidden={self.hidden}"
             )
 
     @property
@@ -107,27 +103,3 @@ class BertSpec(Sized):
     def table_width(self) -> int:
         """Of the tables of words, positions and segments."""
         return self.embedding_rank or self.hidden
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def norm(self) -> str:
-        return "layernorm"
-
-    @property
-    def norm_bias(self) -> bool:
-        return True
-
-    @property
-    def gated_mlp(self) -> bool:
-        return False
-
-    @property
-    def mlp_bias(self) -> bool:
-        return True

@@ -21,6 +21,45 @@ class Sized:
                 require("layers" if one.name in _LAYERS else "size", value, one.name)
 
 
+class PlainTransformer(Sized):
+    """Layers as of the first transformers: a key-value head a head, layer norms and an
+    MLP of two products, all with biases."""
+
+    hidden: int
+    heads: int
+
+    def __post_init__(self) -> None:
+        Sized.__post_init__(self)
+        if self.hidden % self.heads:
+            raise InvalidSpec(
+                f"heads={self.heads} does not divide hidden={self.hidden}"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def norm(self) -> str:
+        return "layernorm"
+
+    @property
+    def norm_bias(self) -> bool:
+        return True
+
+    @property
+    def gated_mlp(self) -> bool:
+        return False
+
+    @property
+    def mlp_bias(self) -> bool:
+        return True
+
+
 _LAYERS = ("layers", "encoder_layers", "decoder_layers", "multi_token_heads")
 
 

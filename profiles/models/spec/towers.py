@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiles.errors import InvalidSpec
 from profiles.models.spec.decoder import DecoderSpec
-from profiles.models.spec.sizes import Sized
+from profiles.models.spec.sizes import PlainTransformer, Sized
 from profiles.models.spec.vision import VitSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipSpec(Sized):
+class ClipSpec(PlainTransformer):
     """Two towers whose outputs are compared (Radford et al., ICML 2021): a causal
     transformer of a text's tokens, and one of an image; a sequence is a text of
     `positions` tokens with its image.
@@ -29,11 +28,7 @@ class ClipSpec(Sized):
     family: str = "clip"
 
     def __post_init__(self) -> None:
-        Sized.__post_init__(self)
-        if self.hidden % self.heads:
-            raise InvalidSpec(
-                f"heads={self.heads} does not divide hidden={self.hidden}"
-            )
+        PlainTransformer.__post_init__(self)
 
     @property
     def own_length(self) -> int:
@@ -44,30 +39,6 @@ class ClipSpec(Sized):
     def longest(self) -> int:
         """The most tokens of a sequence."""
         return self.positions
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def norm(self) -> str:
-        return "layernorm"
-
-    @property
-    def norm_bias(self) -> bool:
-        return True
-
-    @property
-    def gated_mlp(self) -> bool:
-        return False
-
-    @property
-    def mlp_bias(self) -> bool:
-        return True
 
     @property
     def dropout(self) -> float:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from profiles.errors import InvalidSpec
 from profiles.limits import require
-from profiles.models.spec.sizes import Sized, one_of, share
+from profiles.models.spec.sizes import PlainTransformer, Sized, one_of, share
 
 BOTTLENECK, BASIC = "bottleneck", "basic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VitSpec(Sized):
+class VitSpec(PlainTransformer):
     """A vision transformer over square patches; a sequence is an image, a token for
     each patch and one for its class. It has the norms, products and biases of BERT.
 
@@ -35,16 +35,12 @@ class VitSpec(Sized):
     family: str = "vit"
 
     def __post_init__(self) -> None:
-        Sized.__post_init__(self)
+        PlainTransformer.__post_init__(self)
         share(self, "dropout")
         if self.image_size % self.patch_size:
             raise InvalidSpec(
                 f"image_size={self.image_size} is not a multiple of "
                 f"patch_size={self.patch_size}"
-            )
-        if self.hidden % self.heads:
-            raise InvalidSpec(
-                f"heads={self.heads} does not divide hidden={self.hidden}"
             )
 
     @property
@@ -60,30 +56,6 @@ class VitSpec(Sized):
     def longest(self) -> int:
         """The most tokens of a sequence."""
         return self.own_length
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def norm(self) -> str:
-        return "layernorm"
-
-    @property
-    def norm_bias(self) -> bool:
-        return True
-
-    @property
-    def gated_mlp(self) -> bool:
-        return False
-
-    @property
-    def mlp_bias(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
