@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from profiles.models import model
 from profiles.models.spec import BOTTLENECK, ResnetSpec, UnetSpec
 
 
@@ -122,3 +123,29 @@ class Unet(nn.Module):
                 x = self.narrowed[place](x)
             x = self.beside[place](x)
         return self.last(x)
+
+
+class Segmented(nn.Module):
+    """A U-Net of the catalogue with the loss of each position's class."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        spec = model(name).spec
+        assert isinstance(spec, UnetSpec)
+        self.spec = spec
+        self.net = Unet(spec)
+
+    def forward(self, image: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.net(image), labels)
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        sides = (self.spec.image_size,) * self.spec.dimensions
+        return torch.zeros(1, self.spec.channels, *sides), torch.zeros(1, *sides).long()
+
+
+def unet_2d() -> nn.Module:
+    return Segmented("unet-2d")
+
+
+def unet_3d() -> nn.Module:
+    return Segmented("unet-3d")

@@ -44,6 +44,13 @@ def test_residual_networks(traced: str, name: str) -> None:
     _require_alike(f"{OWN}:{traced}", name)
 
 
+@pytest.mark.parametrize(
+    ("traced", "name"), [("unet_2d", "unet-2d"), ("unet_3d", "unet-3d")]
+)
+def test_networks_with_skips(traced: str, name: str) -> None:
+    _require_alike(f"tests.support.convolutional:{traced}", name)
+
+
 @needs_transformers
 @pytest.mark.parametrize(
     ("traced", "name", "seq_len"),
