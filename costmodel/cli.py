@@ -112,7 +112,9 @@ class Wish:
         "[default: megatron]",
     )
     report: Path | None = option(
-        type=FilePath(), metavar="FILE.html", help="Write a page about --runs."
+        type=FilePath(),
+        metavar="FILE.html",
+        help="Write a page with charts of the layout, or of --runs.",
     )
     as_json: bool
 
@@ -144,10 +146,6 @@ class Wish:
 
     def require_consistent(self, job: JobOptions, learning: CalibrationOptions) -> None:
         """Raise Contradiction for what cannot be asked for together."""
-        if self.report is not None and self.runs is None:
-            raise Contradiction(
-                "--report is the page of a table of runs; give --runs too"
-            )
         require_apart(
             {
                 "--out": self.out,
@@ -165,7 +163,7 @@ class Wish:
             swept = {"--sweep": self.sweep or None}
             _require_of_one("--runs", {**self.of_one_layout, **swept})
         elif self.sweep:
-            _require_of_one("--sweep", self.of_one_layout)
+            _require_of_one("--sweep", {**self.of_one_layout, "--report": self.report})
             if self.file is not None:
                 raise Contradiction("--sweep changes layout options, not a layout file")
         elif self.rampup is not None and self.tokens is None:
@@ -180,6 +178,7 @@ class Wish:
     "simulate",
     example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2\n"
     "  simulate megatron_args.sh\n"
+    "  simulate layout.json --report layout.html\n"
     "  simulate layout.json --export torchtitan",
 )
 @click.argument("file", type=FilePath(), required=False, metavar="[MODEL|FILE]")
@@ -290,6 +289,7 @@ def _one(
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
         )
     )
+    drawn = None if wish.report is None else _page(found, priced)
     if exporting.targets:
         from costmodel.formats import exported
 
@@ -301,9 +301,20 @@ def _one(
         _write_trace(wish.trace, found)
     if wish.out is not None:
         priced.write(wish.out)
+    if wish.report is not None and drawn is not None:
+        from profiles.files import write_text
+
+        write_text(wish.report, drawn)
     _show(found, more, {**members, **_member(calibration)}, as_json=wish.as_json)
     if not wish.as_json:
         _show_calibration(calibration)
+
+
+def _page(found: Estimate, priced: Pricing) -> str:
+    """The page of one layout; made before any file is written."""
+    from costmodel.pages import estimate_page
+
+    return estimate_page(found, priced.on.cluster)
 
 
 def _priced(

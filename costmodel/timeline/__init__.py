@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.timeline.costs import StageCosts, transient_of
+    from costmodel.timeline.costs import (
+        StageCosts,
+        bytes_after,
+        bytes_during,
+        transient_of,
+    )
     from costmodel.timeline.processor_sharing import shared_bound_s
     from costmodel.timeline.span import Span, spans
     from costmodel.timeline.timeline import Timeline, reduce_tail_s, simulate
