@@ -34,6 +34,8 @@ from profiles.errors import Contradiction, OutOfTime, Unsupported
 from profiles.files import shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from costmodel.formats import Present
     from planner.analysis import Largest
     from planner.planning import Planning
@@ -48,6 +50,7 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
     "plan",
     example="plan --model gpt-13b --gpus 64\n"
     "  plan megatron_args.sh\n"
+    "  plan --model gpt-13b --gpus 64 --report plan.html\n"
     "  plan --model gpt-13b --gpus 64 --export megatron",
 )
 @click.argument("subject", type=text, required=False, metavar="[MODEL|FILE]")
@@ -139,9 +142,14 @@ def _train(
 
     around = wish.around
     search_called(wish.search)
+    if wish.report is not None:
+        from costmodel.pages import require_bokeh
+
+        require_bokeh()
     require_apart(
         {
             "--out": wish.out,
+            "--report": wish.report,
             "--save-calibration": learning.save_calibration,
             **probe_outputs(around, wish.out),
         },
@@ -247,7 +255,19 @@ def _one_plan(
     found += why_not(problem, solution, around, asked, planning.solved)
     solution = replace(solution, runners_up=solution.runners_up[: wish.top])
     found += calibrated(asked.calibration)
+    if wish.report is not None:
+        _write_page(wish.report, posed, solution, planning, found)
     _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)
+
+
+def _write_page(
+    file: Path, posed: Posed, solution: Solution, planning: Planning, found: Beside
+) -> None:
+    from planner.report import plan_page
+    from profiles.files import write_text
+
+    made = plan_page(posed, solution, planning.solved, found.members)
+    write_text(file, made)
 
 
 def _refuse_beside_diff(learning: CalibrationOptions) -> None:

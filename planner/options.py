@@ -127,6 +127,11 @@ class Wish:
     out: Path | None = option(
         type=FilePath(), metavar="FILE", help="Write the layout file."
     )
+    report: Path | None = option(
+        type=FilePath(),
+        metavar="FILE.html",
+        help="Write a page with charts of the plan and its alternatives.",
+    )
     search: str = option(
         default="branch-and-bound",
         type=text,

@@ -40,6 +40,7 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
     flags = {
         **{f"--{name.replace('_', '-')}": said for name, said in more.items()},
         "--out": wish.out is not None,
+        "--report": wish.report is not None,
         "--compare-searches": wish.compare_searches,
         "--maximize": around.maximize is not None,
         "--explain": around.explain,

@@ -69,7 +69,8 @@ def test_the_wheel_holds_the_four_packages_and_all_their_data(wheel: ZipFile) ->
         file.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for file in (ROOT / package).rglob("*")
-        if file.suffix in (".py", ".json", ".csv", ".js", ".css") or file.name == "py.typed"
+        if file.suffix in (".py", ".json", ".csv", ".js", ".css")
+        or file.name == "py.typed"
     }
     assert shipped == kept
     assert {f"{package}/py.typed" for package in PACKAGES} <= shipped

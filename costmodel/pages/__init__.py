@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.pages.charts import SCRIPTS, STYLE, figures, script, style
+    from costmodel.pages.charts import (
+        SCRIPTS,
+        STYLE,
+        figures,
+        require_bokeh,
+        script,
+        style,
+    )
     from costmodel.pages.fragments import (
         Section,
         chart,

@@ -27,7 +27,7 @@ def script(name: str) -> str:
     """The text of one of `SCRIPTS`; raises Unsupported where Bokeh is missing."""
     if name != "bokeh.min.js":
         return (HERE / name).read_text(encoding="utf-8")
-    _require_bokeh()
+    require_bokeh()
     import bokeh
 
     file = Path(bokeh.__file__).parent / "server/static/js" / name
@@ -40,7 +40,8 @@ def style() -> str:
     return (HERE / STYLE).read_text(encoding="utf-8")
 
 
-def _require_bokeh() -> None:
+def require_bokeh() -> None:
+    """Raise Unsupported where Bokeh is missing."""
     try:
         import bokeh.plotting  # noqa: F401
     except ImportError:
@@ -53,7 +54,7 @@ def _require_bokeh() -> None:
 def figures(names: Iterable[str]) -> dict[str, Any]:
     """The charts called so, as BokehJS takes them; raises Unsupported where Bokeh is
     missing."""
-    _require_bokeh()
+    require_bokeh()
     from bokeh.embed import json_item
 
     makers = {
