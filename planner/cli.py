@@ -99,6 +99,12 @@ def plan(
         )
         return
     latency.require_inference()
+    if wish.serve or wish.port is not None:
+        from planner.queries import explore
+
+        refused = [*flags(learning), *flags(exporting)]
+        explore(job, pins, wish, refused)
+        return
     _train(job, pins, exporting, learning, wish)
 
 

@@ -132,6 +132,17 @@ class Wish:
         metavar="FILE.html",
         help="Write a page with charts of the plan and its alternatives.",
     )
+    serve: bool = option(
+        default=False,
+        is_flag=True,
+        help="Explore in the browser: a page on this machine's loopback whose sliders "
+        "are answered at once. Ctrl-C ends it.",
+    )
+    port: int | None = option(
+        type=IntRange(0, 65_535),
+        metavar="N",
+        help="With --serve: where; 0 takes any that is free.  [default: 8765]",
+    )
     search: str = option(
         default="branch-and-bound",
         type=text,

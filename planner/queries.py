@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.options import ExportOptions, Pins
 from planner.options import Around, Wish
@@ -22,6 +22,7 @@ from profiles.commandline import (
     warn,
 )
 from profiles.errors import Contradiction
+from profiles.hardware import DEFAULT_CLUSTER
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
@@ -116,6 +117,42 @@ def present_of(
     for line in (*found.words, *found.pricing.estimate.warnings):
         warn(line)
     return found
+
+
+def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None:
+    """Serve the explorer, which begins with what was given, until Ctrl-C.
+
+    Raises Contradiction for options that it has no controls for: *refused* and others.
+    """
+    from planner.explorer import FIELDS, PORT, Catalogue, Server, serve
+    from profiles.hardware import cluster, knows_cluster
+    from profiles.models import model, names
+
+    if not wish.serve:
+        raise Contradiction("--port is of the explorer; give --serve too")
+    asked = {**given(job), **given(pins)}
+    flags = [f"--{name.replace('_', '-')}" for name in asked if name not in FIELDS]
+    beside = [
+        one for one in wish.of_training if one not in ("--serve", "--port", "--tokens")
+    ]
+    if wrong := [*flags, *beside, *refused, *(["--json"] if wish.as_json else [])]:
+        raise Contradiction(f"--serve has no use for {', '.join(wrong)}; leave it out")
+    start: dict[str, Any] = {"model": "gpt-13b", "gpus": 64, **asked}
+    start.setdefault("cluster", DEFAULT_CLUSTER)
+    own = Catalogue()
+    trained = model(start["model"])
+    start["model"] = trained.name
+    if trained.name not in names():
+        own = replace(own, own_models={trained.name: trained})
+    if not knows_cluster(start["cluster"]):
+        where = cluster(start["cluster"])
+        own = replace(own, own_clusters={where.name: where})
+        start["cluster"] = where.name
+    if wish.around.tokens is not None:
+        start["tokens"] = wish.around.tokens
+    server = Server(start, own, PORT if wish.port is None else wish.port)
+    console().print(f"explore at {server.address} (Ctrl-C ends it)")
+    serve(server)
 
 
 def compare(

@@ -110,8 +110,8 @@ def _timeline() -> figure:
         "timeline",
         "seconds",
         "pipeline rank",
-        x_range=Range1d(0, 1),
-        y_range=Range1d(1, 0),
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=1, end=0),
     )
     source = _source("bars", "left", "right", "top", "bottom", "color", "what", "time")
     drawn = made.quad(
@@ -133,7 +133,11 @@ def _memory() -> figure:
     from bokeh.models import Range1d
 
     made = _blank(
-        "memory", "seconds", "GiB", x_range=Range1d(0, 1), y_range=Range1d(0, 1)
+        "memory",
+        "seconds",
+        "GiB",
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=0, end=1),
     )
     lines = _source("lines", "xs", "ys", "color", "width", "rank", "peak")
     drawn = made.multi_line(
@@ -153,10 +157,15 @@ def _memory() -> figure:
 
 
 def _breakdown() -> figure:
-    from bokeh.models import FactorRange
+    from bokeh.models import DataRange1d, FactorRange
 
     made = _blank(
-        "breakdown", "seconds of the step", "", tools="save", y_range=FactorRange()
+        "breakdown",
+        "seconds of the step",
+        "",
+        tools="save",
+        x_range=DataRange1d(start=0),
+        y_range=FactorRange(),
     )
     source = _source("parts", "name", "seconds", "share", "color")
     drawn = made.hbar(
@@ -167,7 +176,6 @@ def _breakdown() -> figure:
         line_color=None,
         source=source,
     )
-    made.x_range.start = 0
     made.ygrid.visible = False
     _hover(made, drawn, part="@name", seconds="@seconds{0.000}", share="@share")
     return made
@@ -181,8 +189,8 @@ def _pareto() -> figure:
         "peak memory, GiB",
         "tokens/s per GPU",
         tools="pan,box_zoom,reset,save",
-        x_range=Range1d(0, 1),
-        y_range=Range1d(0, 1),
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=0, end=1),
     )
     front = _source("front", "x", "y")
     made.step(

@@ -15,6 +15,7 @@ from profiles.hardware import Cluster, Figure, Island
 from profiles.units import GB, GiB, format_bytes, format_seconds
 
 MOST_STAGES: Final = 16  # that are drawn one by one; of more, the ends
+MOST_WHOLE: Final = 9  # characters of a cell that is not broken
 _ZOOMS: Final = {
     "in": ("+", "zoom in"),
     "out": ("−", "zoom out"),
@@ -41,14 +42,19 @@ def rows(heads: Sequence[str], body: Iterable[Sequence[object]], kind: str = "")
     """
     head = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
     lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>"
-        for row in body
+        f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in body
     )
     of = f' class="{kind}"' if kind else ""
     return (
         f'<div class="scroll"><table{of}><thead><tr>{head}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div>"
     )
+
+
+def _cell(value: object) -> str:
+    """A number stays on one line with its unit."""
+    text = escape(str(value))
+    return text if len(text) > MOST_WHOLE else text.replace(" ", "&nbsp;")
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
@@ -172,7 +178,7 @@ def _layers(stage: Stage) -> str:
     """The first and the last layer; embedding, norm and head have names."""
     first, last = stage.layers[0], stage.layers[-1]
     span = first if first == last else f"{first} – {last}"
-    return f"layers {span} ({stage.body} numbered)"
+    return f"layers {span}"
 
 
 def _links(layout: Layout, cluster: Cluster) -> Iterator[tuple[str, str, str]]:

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
         require_answerable,
     )
     from planner.report.frameworks import in_others
-    from planner.report.page import plan_page
+    from planner.report.page import (
+        alternatives_section,
+        front,
+        front_section,
+        plan_page,
+    )
     from planner.report.progress import metered
     from planner.report.scaling import sizes_document, sizes_table, sizes_words
     from planner.report.tables import plan_view, searches_table

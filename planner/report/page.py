@@ -53,8 +53,8 @@ def plan_page(posed: Posed, solution: Solution, solve: Solve, members: Member) -
         of_layout[0],
         _certificate(problem, solution),
         *of_layout[1:5],
-        _front(points),
-        _alternatives(problem, solution),
+        front_section(points),
+        alternatives_section(problem, solution),
         *_sensitivities(members.get("sensitivities")),
         *of_layout[5:],
     ]
@@ -89,14 +89,17 @@ def _certificate(problem: Problem, solution: Solution) -> Section:
     return Section(name="why", title="Why this layout", html=facts(pairs))
 
 
-def front(problem: Problem, solution: Solution, solve: Solve) -> list[dict[str, Any]]:
+def front(
+    problem: Problem, solution: Solution, solve: Solve | None = None
+) -> list[dict[str, Any]]:
     """Points of throughput against memory: the recommendation, its runners-up, and the
-    fastest layout within less and less memory."""
+    fastest layout within less and less memory, as *solve* plans it."""
     best = solution.best
     assert best is not None, "who has no layout has no front"
     found = [("recommended", best)]
     found += [("alternative", one) for one in solution.runners_up]
-    found += [("front", one) for one in _within_less(problem, best, solve)]
+    if solve is not None:
+        found += [("front", one) for one in _within_less(problem, best, solve)]
     points = [_point(role, one) for role, one in found]
     for one in points:
         one["on_front"] = not any(_dominates(other, one) for other in points)
@@ -143,7 +146,8 @@ def _dominates(one: Member, other: Member) -> bool:
     )
 
 
-def _front(points: Sequence[Member]) -> Section:
+def front_section(points: Sequence[Member]) -> Section:
+    """The points as a chart and as a table."""
     label = (
         "Throughput against memory: the recommendation, its runners-up and the fastest "
         "layouts within less memory"
@@ -173,7 +177,8 @@ def _cents(dollars: float | None) -> str:
     return "unknown" if dollars is None else f"{dollars:.3f}"
 
 
-def _alternatives(problem: Problem, solution: Solution) -> Section:
+def alternatives_section(problem: Problem, solution: Solution) -> Section:
+    """The runners-up, and what each loses."""
     best = solution.best
     assert best is not None, "who has no layout has no alternatives"
     body = []
