@@ -18,7 +18,7 @@ from typing import Any, Final
 from planner.explorer.answers import Answers
 from planner.explorer.page import explorer_page, scripts
 from planner.explorer.state import Catalogue
-from profiles.errors import InvalidQuestion, MeshwrightError
+from profiles.errors import Contradiction, InvalidQuestion, MeshwrightError
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
@@ -56,7 +56,13 @@ class Server(ThreadingHTTPServer):
             self.files[f"/{name}"] = ("text/javascript; charset=utf-8", text.encode())
         self.turn = threading.Lock()
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((HOST, port), _Handler)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise Contradiction(
+                f"port {port} of {HOST} cannot be used: {error.strerror}; give another "
+                "--port, or 0 for any that is free"
+            ) from None
         here = self.server_address[1]
         self.hosts = {f"{HOST}:{here}", f"localhost:{here}"}
 

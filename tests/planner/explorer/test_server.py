@@ -14,7 +14,7 @@ from costmodel.cli import simulate
 from planner.cli import plan
 from planner.explorer import Answers, Catalogue, Server
 from planner.explorer.server import MOST_BYTES
-from profiles.errors import InvalidSpec, UnknownName
+from profiles.errors import Contradiction, InvalidSpec, UnknownName
 
 START = {"model": "gpt-mini", "cluster": "dgx-a100-80gb", "gpus": 8}
 JSON = {"Content-Type": "application/json"}
@@ -78,6 +78,11 @@ def test_the_page_loads_its_own_scripts_alone(client: Client) -> None:
 
 def test_it_is_on_loopback_alone(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_said(server: Server) -> None:
+    with pytest.raises(Contradiction, match="give another --port"):
+        Server(START, Catalogue(), server.server_address[1])
 
 
 def test_an_answer_is_simulates(
