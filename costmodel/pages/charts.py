@@ -67,7 +67,7 @@ def figures(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _blank(name: str, x: str, y: str, tools: str = _TOOLS, **more: Any) -> figure:
-    from bokeh.models import WheelZoomTool
+    from bokeh.models import BasicTickFormatter, WheelZoomTool
     from bokeh.plotting import figure
 
     made = figure(
@@ -86,6 +86,9 @@ def _blank(name: str, x: str, y: str, tools: str = _TOOLS, **more: Any) -> figur
     if "xpan" in tools:
         wheel = WheelZoomTool(dimensions="width", modifiers="ctrl")
         made.add_tools(wheel)
+    for axis in (*made.xaxis, *made.yaxis):
+        if isinstance(axis.formatter, BasicTickFormatter):
+            axis.formatter.use_scientific = False
     made.toolbar.logo = None
     made.toolbar.autohide = True
     return made

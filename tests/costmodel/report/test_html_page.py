@@ -15,7 +15,6 @@ from costmodel.report.html_page import runs_page
 from costmodel.report.svg import Dot, scatter, strips
 from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare, whole_summary
-from profiles.errors import Contradiction
 
 ROW = {
     "model": "gpt-13b",
@@ -77,13 +76,6 @@ def test_command_writes_the_page(table: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke(simulate, ["--runs", str(table), "--report", str(out)])
     assert run.exit_code == 0, run.output
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_a_report_is_of_a_table(tmp_path: Path) -> None:
-    asked = ["--model", "gpt-13b", "--gpus", "8", "--report", str(tmp_path / "a.html")]
-    run = CliRunner().invoke(simulate, asked)
-    assert isinstance(run.exception, Contradiction)
-    assert "--runs" in str(run.exception)
 
 
 def test_dots_lie_where_they_should() -> None:
