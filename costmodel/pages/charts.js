@@ -5,6 +5,7 @@ const Meshwright = (() => {
     uint32: Uint32Array };
   const COLOURS = { F: "#3b82c4", B: "#e08a2e", I: "#e0a83a", W: "#8d6fc2",
     OVERLAP_F_B: "#c95f7f", REDUCE: "#2d9a6b", STEP: "#c33b3b", GATHER: "#5aa7a7" };
+  const SENT = "#7f8896";
   const PARTS = ["#3b82c4", "#8d6fc2", "#e08a2e", "#e0a83a", "#c95f7f", "#5aa7a7",
     "#2d9a6b", "#8a93a3", "#c33b3b", "#8a5a44"];
   const ROLES = { recommended: "#c33b3b", alternative: "#e08a2e", front: "#3b82c4" };
@@ -92,6 +93,15 @@ const Meshwright = (() => {
             `busy ${share} %`);
       }
     });
+    const sent = wide ? null : actions.transfers;
+    for (let i = 0; sent && i < sent.labels.length; i++) {
+      const left = sent.start[i], right = left + sent.length[i];
+      if (right < low || left > high) continue;
+      out.left.push(left); out.right.push(right);
+      out.top.push(sent.rank[i] + 0.43); out.bottom.push(sent.rank[i] + 0.5);
+      out.color.push(SENT); out.what.push(sent.labels[i]);
+      out.time.push(`${seconds(left)} + ${seconds(right - left)}`);
+    }
     model("timeline", "timeline").renderers[0].data_source.data = out;
     const note = document.getElementById("timeline-note");
     if (note) {
@@ -115,11 +125,16 @@ const Meshwright = (() => {
       actions = { start: decoded(data.start_s), length: decoded(data.seconds),
         kind: decoded(data.kind), stage: decoded(data.stage),
         micro: decoded(data.micro_batch), offsets: data.offsets, kinds: data.kinds,
-        names: Object.keys(data.kinds), joined: data.joined };
+        names: Object.keys(data.kinds), joined: data.joined,
+        transfers: data.transfers && { rank: decoded(data.transfers.rank),
+          start: decoded(data.transfers.start_s),
+          length: decoded(data.transfers.seconds), labels: data.transfers.labels } };
       const figure = charts.timeline.figure, ranks = data.offsets.length - 1;
       limits(figure.y_range, ranks - 0.5, -0.5);
       limits(figure.x_range, 0, data.makespan_s);
-      legend("timeline", data.present.map((name) => [data.kinds[name], COLOURS[name]]));
+      const kinds = data.present.map((name) => [data.kinds[name], COLOURS[name]]);
+      if (data.transfers?.labels.length) kinds.push(["transfer (thin, below)", SENT]);
+      legend("timeline", kinds);
       drawTimeline();
     },
     memory(data) {

@@ -13,7 +13,13 @@ import numpy as np
 
 from costmodel.schedule import COMPUTE
 from costmodel.simulation import BREAKDOWN, Estimate
-from costmodel.timeline import StageCosts, Timeline, bytes_after, bytes_during
+from costmodel.timeline import (
+    StageCosts,
+    Timeline,
+    bytes_after,
+    bytes_during,
+    spans,
+)
 from profiles.arrays import Array
 from profiles.units import GiB
 
@@ -33,6 +39,7 @@ KINDS: Final = {  # of a pass, by its short name
 }
 _AFTER: Final = ("REDUCE", "STEP", "GATHER")
 _NAMES: Final = list(KINDS)
+_PER_TRANSFER: Final = 8  # actions; of more, transfers are left out
 
 
 def encoded(values: Any, kind: str = "float32") -> dict[str, str]:
@@ -84,6 +91,26 @@ def timeline_series(timeline: Timeline, most_actions: int) -> dict[str, Any]:
         "kind": encoded(kind, "uint8"),
         "stage": encoded(stage, "uint16"),
         "micro_batch": encoded(micro_batch, "uint32"),
+        "transfers": _transfers(timeline, most_actions // _PER_TRANSFER),
+    }
+
+
+def _transfers(timeline: Timeline, most: int) -> dict[str, Any] | None:
+    """What is sent from rank to rank, by its sender; None in pipelines of more than
+    *most* passes."""
+    if timeline.program.rows.size > most:
+        return None
+    links = [(one.resource.split(), one) for one in spans(timeline)]
+    sent = [
+        (int(words[1]), one)
+        for words, one in links
+        if words[2] == "to" and one.end_s > one.start_s
+    ]
+    return {
+        "rank": encoded([rank for rank, _ in sent], "uint16"),
+        "start_s": encoded([one.start_s for _, one in sent]),
+        "seconds": encoded([one.end_s - one.start_s for _, one in sent]),
+        "labels": [f"{one.resource}: {one.label}" for _, one in sent],
     }
 
 

@@ -144,6 +144,14 @@ def test_every_action_is_drawn_once_and_in_order(found: Estimate) -> None:
     assert np.isclose((start + seconds).max(), found.step_time_s)
 
 
+def test_transfers_are_drawn_where_there_are_not_too_many(found: Estimate) -> None:
+    sent = estimate_series(found)["timeline"]["transfers"]
+    assert len(sent["labels"]) == 2 * 3 * found.layout.micro_batches
+    assert sent["labels"][0].startswith("rank 0 to 1: ")
+    assert np.all(column(sent["seconds"]) > 0)
+    assert estimate_series(found, 1000)["timeline"]["transfers"] is None
+
+
 def test_of_too_many_actions_neighbours_are_joined_and_it_is_said(
     found: Estimate,
 ) -> None:
