@@ -72,7 +72,7 @@ def cost(one: InferenceEstimate) -> float:
 
 @pytest.mark.parametrize(
     ("name", "where", "gpus"),
-    [("llama2-7b", "dgx-h100", 2), ("mixtral-8x7b", "dgx-a100-80gb", 4)],
+    [("llama2-7b", "dgx-h100", 2), ("mixtral-8x7b", "hgx-h200", 2)],
 )
 def test_no_way_is_cheaper_within_the_latencies(
     name: str, where: str, gpus: int
@@ -145,12 +145,12 @@ def test_a_pinned_value_is_not_searched(ask: Ask) -> None:
 
 
 def test_fewer_gpus_are_chosen_where_they_are_cheaper(ask: Ask) -> None:
-    code, out, _ = ask("--gpus", "1..4", "--json")
+    code, out, _ = ask("--gpus", "1..2", "--json")
     assert code == 0
     document = json.loads(out)
     prices = [
         json.loads(ask("--gpus", str(gpus), "--json")[1])["bound"]["value"]
-        for gpus in (1, 2, 4)
+        for gpus in (1, 2)
     ]
     assert document["bound"]["value"] == pytest.approx(min(prices))
 
