@@ -87,8 +87,8 @@ def module_of(
     module, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise InvalidSpec(
-            f"{reference} gives what is {_kind(module)}; it must return an nn.Module, or an "
-            "nn.Module and its inputs"
+            f"{reference} gives what is {_kind(module)}; it must return an nn.Module, "
+            "or an nn.Module and its inputs"
         )
     device = torch.device("meta" if meta else "cpu")
     example = _example(reference, module, given, seq_len, device)
