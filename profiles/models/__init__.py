@@ -11,11 +11,11 @@ if TYPE_CHECKING:
         HEADS,
         JOINED,
         KEY,
-        LAUNCHES,
         SORTED,
         TURNED,
         VALUE,
-        WITHOUT_GRADIENT,
+        combine_step,
+        dispatch_step,
     )
     from profiles.models.families import remember, remembered
     from profiles.models.graph import (

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from profiles.models import (
-    LAUNCHES,
-    SORTED,
-    WITHOUT_GRADIENT,
-    Kind,
-    Operator,
-    Tensor,
-)
+from profiles.models import Kind, Operator, Tensor, combine_step, dispatch_step
 from profiles.trace.operators import Naming
 from profiles.trace.routed import NAME
 from profiles.trace.steps import Parameter, Step
@@ -74,18 +67,7 @@ def experts_of(
     active = Tensor(name=f"{name}.activation_out", dims=_INSIDE)
     gate = Tensor(name=f"{name}.gate", dims=_INSIDE, internal=True)
     down = Tensor(name=f"{name}.down_out", dims=_OUTSIDE)
-    yield Operator(
-        name=f"{name}.dispatch",
-        kind=Kind.DISPATCH,
-        function="dispatch",
-        inputs=(given,),
-        output=rows,
-        forward_elements=2 * SORTED,
-        backward_elements=2 * SORTED,
-        kernels=3,
-        launches=LAUNCHES["dispatch"],
-        without_gradient=WITHOUT_GRADIENT["dispatch"],
-    )
+    yield dispatch_step(f"{name}.dispatch", given, rows)
     yield _product(f"{name}.up", rows, up, ("expert_ffn",) * sizes.copies, "hidden")
     yield Operator(
         name=f"{name}.activation",
@@ -98,18 +80,9 @@ def experts_of(
         backward_elements=2 * sizes.copies + 1,
     )
     yield _product(f"{name}.down", active, down, ("hidden",), "expert_ffn")
-    yield Operator(
-        name=f"{name}.combine",
-        kind=Kind.COMBINE,
-        function="combine",
-        inputs=(down,),
-        output=naming.tensor(step.name, step.elements.one, step.shape),
-        saves=(down,),
-        forward_elements=(SORTED + 1) * sizes.chosen + 1,
-        backward_elements=(SORTED + 1) * sizes.chosen + 1,
-        kernels=2,
-        launches=LAUNCHES["combine"],
-    )
+    output = naming.tensor(step.name, step.elements.one, step.shape)
+    combined = combine_step(f"{name}.combine", down, output, sizes.chosen)
+    yield replace(combined, saves=(down,))
 
 
 def _product(

@@ -7,7 +7,7 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from profiles.models.decoder.attention import TURNED
     from profiles.models.decoder.graph import decoder_graph, layer_kind
-    from profiles.models.decoder.moe import LAUNCHES, SORTED, WITHOUT_GRADIENT
+    from profiles.models.decoder.moe import SORTED, combine_step, dispatch_step
     from profiles.models.decoder.param_count import (
         LayerParameters,
         Parameters,

@@ -75,18 +75,7 @@ def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
         *_router(moe, norm),
         *shared,
         *down,
-        Operator(
-            name="dispatch",
-            kind=Kind.DISPATCH,
-            function="dispatch",
-            inputs=(sent,),
-            output=rows,
-            forward_elements=2 * SORTED,
-            backward_elements=2 * SORTED,
-            kernels=3,
-            launches=LAUNCHES["dispatch"],
-            without_gradient=WITHOUT_GRADIENT["dispatch"],
-        ),
+        dispatch_step("dispatch", sent, rows),
         *experts,
         *after,
     ]
@@ -160,18 +149,45 @@ def _router(moe: MoeSpec, norm: Tensor) -> list[Operator]:
     ]
 
 
-def _combine(moe: MoeSpec, rows: Tensor, shared: list[Operator]) -> Operator:
-    """Also the sum with what the shared experts made."""
-    beside = (shared[-1].output,) if shared else ()
-    copies, summed = moe.experts_per_token, 2.0 * len(beside)
+def dispatch_step(name: str, sent: Tensor, rows: Tensor) -> Operator:
+    """Rows *sent* to their experts, where they come as *rows*."""
     return Operator(
-        name="combine",
+        name=name,
+        kind=Kind.DISPATCH,
+        function="dispatch",
+        inputs=(sent,),
+        output=rows,
+        forward_elements=2 * SORTED,
+        backward_elements=2 * SORTED,
+        kernels=3,
+        launches=LAUNCHES["dispatch"],
+        without_gradient=WITHOUT_GRADIENT["dispatch"],
+    )
+
+
+def combine_step(name: str, rows: Tensor, output: Tensor, chosen: int) -> Operator:
+    """The *rows* of *chosen* experts a token, brought back and summed."""
+    moved = (SORTED + 1) * chosen + 1
+    return Operator(
+        name=name,
         kind=Kind.COMBINE,
         function="combine",
-        inputs=(rows, *beside),
-        output=Tensor(name="combine_out", dims=STREAM),
-        forward_elements=(SORTED + 1) * copies + 1 + summed,
-        backward_elements=(SORTED + 1) * copies + 1,
+        inputs=(rows,),
+        output=output,
+        forward_elements=moved,
+        backward_elements=moved,
         kernels=2,
         launches=LAUNCHES["combine"],
+    )
+
+
+def _combine(moe: MoeSpec, rows: Tensor, shared: list[Operator]) -> Operator:
+    """Also the sum with what the shared experts made."""
+    output = Tensor(name="combine_out", dims=STREAM)
+    alone = combine_step("combine", rows, output, moe.experts_per_token)
+    beside = (shared[-1].output,) if shared else ()
+    return replace(
+        alone,
+        inputs=(rows, *beside),
+        forward_elements=alone.forward_elements + 2.0 * len(beside),
     )
