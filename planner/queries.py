@@ -125,8 +125,9 @@ def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None
     Raises Contradiction for options that it has no controls for: *refused* and others.
     """
     from planner.explorer import FIELDS, PORT, Catalogue, Server, serve
+    from profiles import load_model
     from profiles.hardware import cluster, knows_cluster
-    from profiles.models import model, names
+    from profiles.models import names
 
     if not wish.serve:
         raise Contradiction("--port is of the explorer; give --serve too")
@@ -140,7 +141,7 @@ def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None
     start: dict[str, Any] = {"model": "gpt-13b", "gpus": 64, **asked}
     start.setdefault("cluster", DEFAULT_CLUSTER)
     own = Catalogue()
-    trained = model(start["model"])
+    trained = load_model(start["model"], seq_len=job.seq_len)
     start["model"] = trained.name
     if trained.name not in names():
         own = replace(own, own_models={trained.name: trained})

@@ -23,6 +23,7 @@ from costmodel.layout import (
 from costmodel.machine import load_framework
 from costmodel.options import Pins
 from costmodel.simulation import Options
+from profiles import load_model
 from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, InvalidQuestion, MeshwrightError, Unsupported
 from profiles.models import Job, Model, model, names, parse_model
@@ -212,7 +213,7 @@ class Foreign:
                     "give it, such as --model gpt-13b"
                 )
             return _known(parse_model(dict(self.shape), what=self.format))
-        found = model(named)
+        found = load_model(named)
         for name in ("layers", "hidden", "heads"):
             said, has = (self.shape or {}).get(name), getattr(found.spec, name, None)
             if said is not None and said != has:

@@ -24,10 +24,11 @@ from costmodel.report import (
     show_sweep,
     sweep,
 )
+from profiles import load_model
 from profiles.commandline import JobOptions, console, emit_json, warn
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.hardware import DEFAULT_CLUSTER, Cluster, cluster
-from profiles.models import Model, model
+from profiles.models import Model
 from profiles.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def answer(
     """Print the estimate of the command line's question, or those along *axes*, as a
     table or one JSON document."""
     job.require("model")
-    named = model(job.model or "")
+    named = load_model(job.model or "", seq_len=job.seq_len)
     where = cluster(job.cluster or DEFAULT_CLUSTER)
     price = partial(_priced, named, where)
     if axes:
@@ -210,7 +211,7 @@ def _supposed(found: InferenceEstimate, options: InferenceOptions) -> dict[str, 
     """The what-ifs that were asked for, by their names in the document."""
     supposed: dict[str, Any] = {}
     if options.draft_model is not None:
-        draft = partial(model, options.draft_model)
+        draft = partial(load_model, options.draft_model)
         supposed["speculation"] = speculation(
             found, options, draft, found.asked.assumed
         )

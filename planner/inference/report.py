@@ -9,10 +9,10 @@ from costmodel.inference import inference_view, layout_words
 from costmodel.options import InferenceOptions, Pins
 from planner.inference.options import LatencyOptions
 from planner.inference.search import Asked, Found, Served, search
+from profiles import load_model
 from profiles.commandline import JobOptions, console, emit_json, premise, warn
 from profiles.errors import Infeasible, InvalidQuestion
 from profiles.hardware import DEFAULT_CLUSTER, cluster
-from profiles.models import model
 from profiles.units import format_bytes, format_seconds
 
 DOLLARS: Final = "dollars_per_million_tokens"
@@ -38,7 +38,7 @@ def answer(
             "8, or --gpus 1..16 for the cheapest number"
         )
     asked = Asked(
-        model=model(job.model or ""),
+        model=load_model(job.model or "", seq_len=job.seq_len),
         cluster=cluster(job.cluster or DEFAULT_CLUSTER),
         job=job,
         pins=pins,

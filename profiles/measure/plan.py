@@ -26,6 +26,7 @@ from profiles.measure.timing import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
+    KINDS,
     PRODUCTS,
     Exchange,
     Operation,
@@ -232,6 +233,8 @@ def _of_model(
 ) -> Iterator[Operation]:
     for block in job.graph.distinct():
         for operator in block.operators:
+            if operator.function not in KINDS:  # of a user's module: it has no clock
+                continue
             number = number_of(operator, wanted).value
             for one in _of_operator(operator, block, job, parts, most):
                 yield replace(one, precision=number)

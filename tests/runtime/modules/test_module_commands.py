@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from costmodel.cli import simulate
+from planner.cli import plan
+from profiles import load_model
+from profiles.measure.plan import operations
+from profiles.measure.timing import KINDS
 from tests.support.measured_module import OWN
 
 Run = Callable[..., Any]
@@ -125,3 +130,28 @@ def test_a_users_sample_prices_a_kernel(capsys: pytest.CaptureFixture[str]) -> N
         for one in (None, samples)
     )
     assert known.step_time_s - plain.step_time_s == pytest.approx(3 * 2 * 0.5, rel=0.1)
+
+
+def test_every_question_takes_a_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name and not as a layout file that names it: serving is refused as of its
+    family, other frameworks' files take it, and what has no clock is not measured."""
+    name = "tests.support.user_modules:odd"
+    for command in (simulate, plan):
+        assert command.run(["--inference", "--model", name, "--gpus", "1"]) == 2
+        assert "is of family 'module'" in capsys.readouterr().err
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": 8}')
+    asked = ["--from", str(file), "--model", name, "--gpus", "2", "--json"]
+    assert simulate.run(asked) == 0
+    assert json.loads(capsys.readouterr().out)["from"]["framework"] == "deepspeed"
+    job = load_model(name).job()
+    found = operations(job, parts=(1, 2), precisions=("fp32",), most_tokens=256)
+    measured = {one.kind for one in found}
+    unknown = {
+        one.function for block in job.graph.distinct() for one in block.operators
+    }
+    assert unknown - set(KINDS)
+    assert "matmul" in measured
+    assert not (unknown - set(KINDS)) & measured
