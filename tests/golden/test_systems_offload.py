@@ -20,6 +20,7 @@ from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.units import GiB
 from tests.golden.priced import job_of, priced
+from tests.support.rows import Obtained
 
 V100 = machine(cluster("dgx-2"), load_framework("deepspeed"))
 
@@ -52,6 +53,11 @@ def fits(layers: int, hidden: int, offload: Offload) -> bool:
     return estimate(job, V100.cluster, layout, on=V100).fits
 
 
+@pytest.mark.row(
+    "H7",
+    "billion parameters on one V100 of 32 GB with the host; without",
+    expected="13 (1); 1.4 (0.2)",
+)
 def test_thirteen_billion_parameters_on_one_v100_need_the_host() -> None:
     """13 B with ZeRO-Offload (abstract; table 2): 12.9 B fit and 15 B do not; without,
     at 16 bytes a parameter, no more than two."""
@@ -136,11 +142,15 @@ def figure_9(row: tuple[Any, ...]) -> Estimate:
     )
 
 
+@pytest.mark.row("H11", "steps of Figure 9 within", expected="8 %")
 @pytest.mark.parametrize("row", FIGURE_9, ids=lambda row: f"{row[0]} GPUs")
-def test_steps_of_figure_9_fit_and_take_as_long(row: tuple[Any, ...]) -> None:
+def test_steps_of_figure_9_fit_and_take_as_long(
+    row: tuple[Any, ...], obtained: Obtained
+) -> None:
     """Those that offload count in no fit of ours."""
     found = figure_9(row)
     assert found.fits
+    obtained(f"{found.step_time_s / row[-1] - 1:+.1%}")
     assert found.step_time_s == pytest.approx(row[-1], rel=0.08)
 
 

@@ -87,6 +87,12 @@ def step_s(choice: Uniform, on: Machine) -> float:
     return estimate(job, on.cluster, layout, on=on).step_time_s
 
 
+@pytest.mark.row(
+    "L5",
+    "cost of traffic that keeps its rail, over a full spine",
+    expected="none",
+    evidence="derived: no number is public",
+)
 def test_only_what_changes_rail_costs_more() -> None:
     spine = machine(railed("dgx-a100-80gb", rails=False))
     rails = machine(railed("dgx-a100-80gb"))

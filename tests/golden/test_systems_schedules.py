@@ -9,6 +9,7 @@ from costmodel.layout.strategy import Uniform
 from costmodel.timeline.timeline import Timeline, simulate
 from tests.golden.priced import job_of, layout_of, priced
 from tests.support.pipelines import Pipeline, plain_costs
+from tests.support.rows import Obtained
 
 
 def run(pipeline: Pipeline) -> Timeline:
@@ -22,16 +23,23 @@ def bubble_share(found: Timeline) -> float:
     return (account.bubble_s + account.idle_s) / found.makespan_s
 
 
+@pytest.mark.row(
+    "E9",
+    "bubble of (8, 8) and (8, 32), of GPipe and of 1F1B",
+    expected="0.4667; 0.1795",
+    evidence="computed",
+)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("stages", "batches", "share"), [(8, 8, 0.4667), (8, 32, 0.1795)]
 )
 def test_bubbles_of_gpipe(
-    schedule: str, stages: int, batches: int, share: float
+    schedule: str, stages: int, batches: int, share: float, obtained: Obtained
 ) -> None:
     """Huang et al. (NeurIPS 2019), section 2.3: (K − 1)/(M + K − 1) of the time. 1F1B
     has the same (Narayanan et al., ICML 2021)."""
     found = bubble_share(run(Pipeline(schedule, stages, 1, batches)))
+    obtained(f"{found:.4f}")
     assert found == pytest.approx(share, abs=5e-5)
 
 
@@ -41,6 +49,12 @@ def test_four_times_as_many_micro_batches_leave_a_fifth(stages: int) -> None:
     assert bubble_share(run(Pipeline("gpipe", stages, 1, 4 * stages))) < 0.2
 
 
+@pytest.mark.row(
+    "E7",
+    "speed-up at (2,4), (2,32), (4,4), (4,32), (8,4), (8,32)",
+    expected="1.539, 1.773, 1.666, 2.709, 2.621, 4.953 (10 %; ideal: 27 % above)",
+    evidence="seen; computed",
+)
 @pytest.mark.parametrize(
     ("stages", "batches", "ideal", "measured"),
     [
@@ -53,7 +67,7 @@ def test_four_times_as_many_micro_batches_leave_a_fifth(stages: int) -> None:
     ],
 )
 def test_torchgpipe_stays_below_equal_stages(
-    stages: int, batches: int, ideal: float, measured: float
+    stages: int, batches: int, ideal: float, measured: float, obtained: Obtained
 ) -> None:
     """Kim et al. (2020), docs/benchmarks.rst: AmoebaNet-D on P40s over two stages and
     one micro-batch. Equal stages give n·m/(n + m − 1), its own 4 to 27 % less."""
@@ -62,6 +76,7 @@ def test_torchgpipe_stays_below_equal_stages(
     costs = plain_costs(pipeline, forward_s=share_s, backward_s=2 * share_s)
     whole_s = run(Pipeline("gpipe", 2, 1, 1)).makespan_s
     found = whole_s / simulate(*pipeline, costs).makespan_s
+    obtained(f"{found:.3f}")
     assert found == pytest.approx(ideal, abs=5e-4)
     assert measured < found
 
@@ -130,6 +145,7 @@ def two_by_two() -> Layout:
     return layout_of(job_of("gpt-tiny", 8), Uniform(pp=2, dp=2, zero=0))
 
 
+@pytest.mark.row("L3", "ranks of the two stages", expected="0-1 and 2-3")
 def test_the_books_hybrid_of_two_stages_and_two_replicas() -> None:
     layout = two_by_two()
     assert [str(stage.mesh.ranks) for stage in layout.stages] == ["0-1", "2-3"]
@@ -154,11 +170,18 @@ def of_passes(
     return simulate(*pipeline, costs)
 
 
+@pytest.mark.row(
+    "E8",
+    "slots at D = N = 4, 8, 16, backwards as forwards",
+    expected="10; 22; 46",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("stages", "slots"), [(4, 10), (8, 22), (16, 46)])
-def test_slots_of_chimera(stages: int, slots: int) -> None:
+def test_slots_of_chimera(stages: int, slots: int, obtained: Obtained) -> None:
     """Li and Hoefler (SC 2021), table 2: D workers and D micro-batches, backwards as
     long as forwards, take 2·D + D − 2 slots: a bubble of (D − 2)/(2·N + D − 2)."""
     found = of_passes(Pipeline("chimera", stages, 1, stages), 1.0, 1.0, 0.0)
+    obtained(f"{found.makespan_s:g}")
     assert found.makespan_s == slots
     ratio = (stages - 2) / (3 * stages - 2)
     assert bubble_share(found) == pytest.approx(ratio)

@@ -19,6 +19,7 @@ from costmodel.stages import pipeline_p2p as transfers
 from profiles.hardware import Device
 from profiles.hardware.clusters import Island
 from tests.support.published_runs import needs_data, runs_of
+from tests.support.rows import Obtained
 
 pytestmark = needs_data
 
@@ -54,7 +55,12 @@ def test_what_ran_out_of_memory_in_hagemanns_sheets() -> None:
     assert found["true_positive"] / ran_out >= 0.9
 
 
-def test_the_best_layout_of_a_sheet_is_among_our_first_three() -> None:
+@pytest.mark.row(
+    "F1", "sheets whose best layout is among our first three", expected="8 of 10"
+)
+def test_the_best_layout_of_a_sheet_is_among_our_first_three(
+    obtained: Obtained,
+) -> None:
     """Row F1: on eight sheets of ten; the table has three of them."""
     sheets: dict[str, list[Compared]] = {}
     for one in runs_of("Hagemann"):
@@ -66,6 +72,7 @@ def test_the_best_layout_of_a_sheet_is_among_our_first_three() -> None:
         ours = sorted((one for one in timed if fits(one)), key=estimated_s)
         found.append(best in ours[:3])
     assert len(found) >= 3
+    obtained(f"{sum(found)} of {len(found)}")
     assert fmean(found) >= 0.8
 
 
@@ -84,6 +91,12 @@ def measured_s(one: Compared) -> float:
     return one.times[1]
 
 
+@pytest.mark.row(
+    "A2",
+    "error without the slow-down of overlapped compute is more by",
+    expected="at least 1 point",
+    evidence="derived: no published number",
+)
 def test_what_is_hidden_takes_from_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duan et al. (TPDS 2024), section 6: without the slow-down of overlapped compute
     steps of FSDP, all of whose communication is hidden, are foretold worse."""

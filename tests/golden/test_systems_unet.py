@@ -34,6 +34,9 @@ def whole_image(features: int, gpus: int, gigabytes: int) -> Estimate:
     return estimate(job, where.cluster, layout, on=where)
 
 
+@pytest.mark.row(
+    "J4", "32, 64, 128 features on 2 x 16, 4 x 16, 2 x 32 GB", expected="fit"
+)
 @pytest.mark.parametrize(
     ("features", "gpus", "gigabytes"), [(32, 2, 16), (64, 4, 16), (128, 2, 32)]
 )

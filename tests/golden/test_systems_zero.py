@@ -29,6 +29,7 @@ from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB, TFLOPS
 from tests.golden.priced import job_of, layout_of, machine_of, priced
+from tests.support.rows import Obtained
 
 SIXTEEN = precision("fp16", gradient="fp16")  # ZeRO's paper
 EIGHTEEN = precision("fp16", gradient="fp32")  # Megatron-LM
@@ -75,6 +76,11 @@ def state_bytes(count: float, ranks: int, zero: int, policy: Precision) -> float
     return float(found.parameters + found.gradients + found.optimizer)
 
 
+@pytest.mark.row(
+    "D5",
+    "GB of states, 7.5 B on 64, levels 0 to 3; 18 and 20 bytes",
+    expected="120, 31.4, 16.6, 1.9; 135; 150",
+)
 @pytest.mark.parametrize(
     ("policy", "gigabytes"),
     [
@@ -85,11 +91,13 @@ def state_bytes(count: float, ranks: int, zero: int, policy: Precision) -> float
     ids=["16", "18", "20"],
 )
 def test_figure_1_of_zero(
-    policy: Precision, gigabytes: tuple[float | None, ...]
+    policy: Precision, gigabytes: tuple[float | None, ...], obtained: Obtained
 ) -> None:
     """Rajbhandari et al. (SC 2020), Figure 1: 7.5 B parameters on 64 ranks."""
     for zero, wanted in enumerate(gigabytes):
         found = state_bytes(7.5e9, 64, zero, policy) / GB
+        if wanted is not None:
+            obtained(f"{found:.1f}")
         assert wanted is None or found == pytest.approx(wanted, abs=0.05)
 
 
@@ -98,9 +106,16 @@ def test_a_trillion_parameters_on_1024_ranks() -> None:
     assert state_bytes(1e12, 1024, 3, SIXTEEN) / GB == pytest.approx(15.6, abs=0.05)
 
 
-def test_gpt2_needs_24_gigabytes_of_states() -> None:
+@pytest.mark.row(
+    "G1",
+    "bytes a parameter; GB of states of 1.5 B",
+    expected="16; 24",
+    evidence="verified: ZeRO, section 3.1",
+)
+def test_gpt2_needs_24_gigabytes_of_states(obtained: Obtained) -> None:
     """ZeRO, section 3.1, after Micikevicius et al. (ICLR 2018): 16 bytes a parameter,
     of which 12 are the optimizer's: 1.5 B parameters need 24 GB, not the weights' 3."""
+    obtained(f"{SIXTEEN.state_bytes():g}; {state_bytes(1.5e9, 1, 0, SIXTEEN) / GB:g}")
     assert SIXTEEN.state_bytes() == 16
     assert state_bytes(1.5e9, 1, 0, SIXTEEN) == 24 * GB
 
@@ -188,26 +203,40 @@ def sent_bytes(
     return step_s(found, micro_batches) * (OUTER if across else inner)
 
 
-def test_volumes_of_the_levels_are_as_1_1_1_and_1_5() -> None:
+@pytest.mark.row("D7", "traffic of levels 0 to 3", expected="1 : 1 : 1 : 1.5")
+def test_volumes_of_the_levels_are_as_1_1_1_and_1_5(obtained: Obtained) -> None:
     """ZeRO, section 7: 2Ψ elements up to level 2 (reduce-scatter and all-gather make
     an all-reduce), 3Ψ at level 3, each times (N − 1)/N in a ring."""
     ranks = 8
     whole = 2 * COUNT * (ranks - 1) / ranks  # one pass of 16-bit numbers
     volumes = [sent_bytes(data_parallel(ranks, zero)) for zero in range(4)]
+    obtained(" : ".join(f"{one / volumes[0]:g}" for one in volumes))
     assert volumes == pytest.approx([2 * whole, 2 * whole, 2 * whole, 3 * whole])
 
 
-def test_accumulation_multiplies_the_traffic_of_levels_2_and_3() -> None:
+@pytest.mark.row(
+    "D6",
+    "traffic of 4 micro-batches, levels 0 to 3, in passes",
+    expected="2, 2, 5, 12",
+    evidence="computed",
+)
+def test_accumulation_multiplies_the_traffic_of_levels_2_and_3(
+    obtained: Obtained,
+) -> None:
     """Gradients are reduced every micro-batch, into the shard that is kept."""
     ranks, m = 8, 4
     whole = 2 * COUNT * (ranks - 1) / ranks
     volumes = [sent_bytes(data_parallel(ranks, zero), m) for zero in range(4)]
+    obtained(", ".join(f"{one / whole:.2f}" for one in volumes))
     assert volumes == pytest.approx(
         [2 * whole, 2 * whole, (m + 1) * whole, 3 * m * whole]
     )
 
 
-def test_bytes_that_cross_hosts_under_fsdp() -> None:
+@pytest.mark.row(
+    "D4", "bytes across hosts over M(W - 1)/W: replicated; sharded", expected="2; 3"
+)
+def test_bytes_that_cross_hosts_under_fsdp(obtained: Obtained) -> None:
     """Zhao et al. (VLDB 2023), section 3.2.2, M bytes on W ranks: 2M(W − 1)/W where
     all replicate, 3M(W − 1)/W where all shard."""
     ranks, whole = 64, 2 * COUNT
@@ -215,6 +244,7 @@ def test_bytes_that_cross_hosts_under_fsdp() -> None:
     for zero, times in ((0, 2), (3, 3)):
         alone_in_its_host = data_parallel(ranks, zero, tp=8)
         sent = sent_bytes(alone_in_its_host)
+        obtained(f"{sent / (whole * share):.3f}")
         assert sent == pytest.approx(times * whole * share)
 
 
