@@ -10,7 +10,8 @@ A test that shows a row of the reading list says so, and notes what it found:
     python -m docs.systems --check    run nothing: exit 1 if the page lacks a check
 
 `evidence` is where the expected number is from: "seen" (read in the source),
-"computed" (from its formula), or how one from memory was verified or derived.
+"computed" (from its formula), or how one from memory was verified or derived; `misses`
+says why it is not reached.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Check:
     check: str
     expected: str
     evidence: str
+    misses: str  # why what is obtained is not what is expected; empty where it is
     file: str  # from the root
     function: str
 
@@ -51,6 +53,7 @@ class Check:
 
     def line(self, obtained: str) -> str:
         """Its row of the table."""
+        obtained += f" (misses: {self.misses})" if self.misses else ""
         cells = (self.row, self.check, self.expected, obtained, self.evidence)
         return f"| {' | '.join(cells)} | `{self.test}` |"
 
@@ -86,6 +89,7 @@ def _marks(name: str, path: Path) -> Iterator[Check]:
                     check=check,
                     expected=named["expected"],
                     evidence=named.get("evidence", "seen"),
+                    misses=named.get("misses", ""),
                     file=name,
                     function=node.name,
                 )

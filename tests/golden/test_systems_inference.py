@@ -17,6 +17,12 @@ from tests.support.rows import Obtained
 from tests.support.served import asked, served
 
 
+@pytest.mark.row(
+    "K1",
+    "bytes of cache of a token, Llama-2-70B",
+    expected="327,680",
+    evidence="computed",
+)
 def test_a_token_of_llama_2_70b_takes_327680_bytes_of_cache() -> None:
     """2 · 80 layers · 8 key-value heads · 128 · 2 bytes."""
     question = asked("llama2-70b", gpus=8, tp=8, precision="bf16")
@@ -151,9 +157,13 @@ GPT_FAST = (
 )
 
 
-def test_decoding_is_as_fast_as_gpt_fast_measured() -> None:
+@pytest.mark.row(
+    "K1", "error of decoding, mean and most, of gpt-fast's rates", expected="30 %"
+)
+def test_decoding_is_as_fast_as_gpt_fast_measured(obtained: Obtained) -> None:
     """Nothing is fitted to these rows: the rates are those of training."""
     errors = [row.found_per_s / row.tokens_per_s - 1 for row in GPT_FAST]
+    obtained(f"{mean(map(abs, errors)):.1%}, {max(map(abs, errors)):.1%}")
     assert max(map(abs, errors)) < 0.15
     assert mean(map(abs, errors)) < 0.07
 

@@ -52,18 +52,32 @@ def step_time_s(pp: int, where: Cluster) -> float:
     return estimate(JOB, where, layout, on=machine(where)).step_time_s
 
 
-def test_pipelines_cross_islands_almost_for_free_and_gradients_do_not() -> None:
+@pytest.mark.row(
+    "A6",
+    "throughput of pipelines across; of data parallelism across",
+    expected="at least 90 %; under 60 %",
+    evidence="derived: tables of the paper not seen",
+)
+def test_pipelines_cross_islands_almost_for_free_and_gradients_do_not(
+    obtained: Obtained,
+) -> None:
     """Two islands of four nodes with Ethernet between: with the pipeline across them
     at least 90 % of what one RDMA fabric gives, with data parallelism less than 60 %
     (systems.md, A6). GPipe's transfers lie behind its passes; 1F1B waits for them every
     second micro-batch and keeps four fifths."""
     assert step_time_s(2, RDMA) / step_time_s(2, TWO) >= 0.9
+    obtained(
+        "; ".join(
+            f"{step_time_s(pp, RDMA) / step_time_s(pp, TWO):.0%}" for pp in (2, 1)
+        )
+    )
     assert step_time_s(1, RDMA) / step_time_s(1, TWO) < 0.6
 
 
 @pytest.mark.row(
     "A6",
     "throughput of two RDMA islands over Ethernet, of one fabric",
+    misses="by half a point",
     expected="90 %",
     evidence="derived: tables of the paper not seen",
 )

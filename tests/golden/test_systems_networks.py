@@ -18,15 +18,22 @@ ASKED = ("--model", "gpt-175b", "--gpus", "4096", "--cluster", "dgx-h100")
 LAYOUT = ("--tp", "8", "--pp", "8", "--recompute", "full")
 
 
+@pytest.mark.row(
+    "A5",
+    "switches, full bisection and rail-only, radix 64 and 128",
+    expected="2560, 1536; 1280, 256",
+    evidence="computed",
+)
 @pytest.mark.parametrize(
     ("radix", "full", "rails", "fewer"),
     [(64, 2560, 1536, 0.40), (128, 1280, 256, 0.80)],
 )
 def test_switches_of_32768_gpus_in_domains_of_256(
-    radix: int, full: int, rails: int, fewer: float
+    radix: int, full: int, rails: int, fewer: float, obtained: Obtained
 ) -> None:
     """The row's computed counts."""
     whole, railed = clos(GPUS, radix), clos(GPUS // DOMAIN, radix) * DOMAIN
+    obtained(f"{whole.switches}, {railed.switches}")
     assert (whole.switches, railed.switches) == (full, rails)
     assert 1 - railed.switches / whole.switches == pytest.approx(fewer)
 

@@ -57,13 +57,20 @@ def update_s(bucket_bytes: float) -> float:
     return float(costs.step_s[0] + costs.gather_s[0])
 
 
-def test_one_bucket_hides_nothing_and_costs_nothing() -> None:
+@pytest.mark.row(
+    "D3",
+    "step of one bucket over forward + backward + all-reduce + optimizer",
+    expected="1",
+    evidence="computed",
+)
+def test_one_bucket_hides_nothing_and_costs_nothing(obtained: Obtained) -> None:
     """Li et al. (VLDB 2020): the bucket is ready when the last gradient is, so that
     T = forward + backward + all-reduce + optimizer, exactly."""
     size = 1000 * GB
     found = on_eight_ranks(size)
     assert found.timeline.costs.buckets == 1
     wanted = sum(parts_s(found)) + update_s(size)
+    obtained(f"{found.step_time_s / wanted:g}")
     assert found.step_time_s == pytest.approx(wanted, rel=1e-12)
     alone = on_eight_ranks(size, hides=False)
     assert found.breakdown_s == pytest.approx(alone.breakdown_s)

@@ -45,6 +45,7 @@ def test_what_lamp_trains_fits(features: int, gpus: int, gigabytes: int) -> None
     assert whole_image(features, gpus, gigabytes).fits
 
 
+@pytest.mark.row("J4", "128 features on GPUs of 16 GB", expected="do not fit")
 def test_larger_ones_need_larger_gpus() -> None:
     peaks = [whole_image(size, 2, 32).peak_needed_bytes for size in (32, 64, 128)]
     assert peaks[0] < peaks[1] < peaks[2]

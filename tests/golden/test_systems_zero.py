@@ -101,8 +101,12 @@ def test_figure_1_of_zero(
         assert wanted is None or found == pytest.approx(wanted, abs=0.05)
 
 
-def test_a_trillion_parameters_on_1024_ranks() -> None:
+@pytest.mark.row(
+    "D7", "GB of states a rank, 1 T on 1,024", expected="15.6", evidence="computed"
+)
+def test_a_trillion_parameters_on_1024_ranks(obtained: Obtained) -> None:
     """The paper's section 5.4: 16 TB in all, 15.6 GB each at level 3."""
+    obtained(f"{state_bytes(1e12, 1024, 3, SIXTEEN) / GB:.1f}")
     assert state_bytes(1e12, 1024, 3, SIXTEEN) / GB == pytest.approx(15.6, abs=0.05)
 
 
@@ -120,6 +124,12 @@ def test_gpt2_needs_24_gigabytes_of_states(obtained: Obtained) -> None:
     assert state_bytes(1.5e9, 1, 0, SIXTEEN) == 24 * GB
 
 
+@pytest.mark.row(
+    "K2",
+    "bytes a parameter",
+    expected="16",
+    evidence="verified: fp32 weights, gradients, two moments",
+)
 def test_autocast_keeps_16_bytes_and_a_copy() -> None:
     """fp32 weights and gradients, two moments; the 16-bit weights are transient."""
     autocast = precision("amp-bf16")
@@ -129,6 +139,11 @@ def test_autocast_keeps_16_bytes_and_a_copy() -> None:
     assert float(found.transient) == 2e9
 
 
+@pytest.mark.row(
+    "I2",
+    "its estimators of ZeRO-2 and 3",
+    expected="2P + 18P/N; 18P/N + 4 of the largest layer",
+)
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 def test_deepspeeds_estimators(ranks: int) -> None:
     """`estimate_zero2_model_states_mem_needs`: 2P + 18P/N, and `zero3`: 18P/N, beside
@@ -248,17 +263,30 @@ def test_bytes_that_cross_hosts_under_fsdp(obtained: Obtained) -> None:
         assert sent == pytest.approx(times * whole * share)
 
 
-def test_bytes_that_cross_hosts_in_hybrid_shards() -> None:
+@pytest.mark.row(
+    "D4",
+    "bytes across hosts of hybrid shards, over 2M(W - 1)/(GW)",
+    expected="1 (a ring: W - G)",
+    evidence="derived",
+)
+def test_bytes_that_cross_hosts_in_hybrid_shards(obtained: Obtained) -> None:
     """Shards of M/G inside hosts of G ranks are all-reduced over W/G replicas. In a
     ring that is 2M(W − G)/(GW), a little below the paper's 2M(W − 1)/(GW)."""
     ranks, group, whole = 64, 8, 2 * COUNT
     hybrid = data_parallel(ranks, 3, group=group)
     sent = sent_bytes(hybrid, inner=1e30)
     assert sent == pytest.approx(2 * whole * (ranks - group) / (group * ranks))
+    obtained(f"{sent / (2 * whole * (ranks - 1) / (group * ranks)):.2f}")
     assert sent == pytest.approx(2 * whole * (ranks - 1) / (group * ranks), rel=0.12)
 
 
-def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
+@pytest.mark.row(
+    "D4",
+    "step of hybrid over full shards at 100 Gbit/s a node",
+    expected="under 1",
+    evidence="derived",
+)
+def test_hybrid_shards_win_where_hosts_are_far_apart(obtained: Obtained) -> None:
     """And cost memory: a shard of 8 is eight times that of 64."""
     slow = Figure(value=12.5, unit="Gbit/s", source="one port of 100 Gbit/s a node")
     far = cluster("dgx-a100-80gb").with_bandwidth(inter=slow)
@@ -267,6 +295,7 @@ def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
         priced(job, where, dp=64, zero=3, zero_group=group, recompute="full")
         for group in (8, 64)
     )
+    obtained(f"{hybrid.step_time_s / full.step_time_s:.2f}")
     assert hybrid.step_time_s < full.step_time_s
     assert float(hybrid.memory[0].optimizer) == 8 * float(full.memory[0].optimizer)
 
