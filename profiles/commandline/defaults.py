@@ -91,9 +91,9 @@ def _values(file: _File, command: click.Command) -> Iterator[tuple[str, Any]]:
     sections = file.sections()
     for name, section in sections.items():
         if name not in (COMMON, *COMMANDS) or not isinstance(section, dict):
-            known = ", ".join(f"[{one}]" for one in (COMMON, *COMMANDS))
+            sections_are = ", ".join(f"[{one}]" for one in (COMMON, *COMMANDS))
             raise InvalidFile(
-                f"{shown(file.path)}: {name!r} is no section; there are {known}"
+                f"{shown(file.path)}: {name!r} is no section; there are {sections_are}"
             )
     options = {
         str(one.name): one
@@ -101,10 +101,13 @@ def _values(file: _File, command: click.Command) -> Iterator[tuple[str, Any]]:
         if isinstance(one, click.Option) and one.name not in _NEVER
     }
     own = {flag_of(one)[2:]: one for one in options.values()}
-    common = {name.replace("_", "-"): options.get(name) for name in _QUESTION}
-    if not options.keys() >= _QUESTION:  # its --cluster, say, is something else
-        common = dict.fromkeys(common)
-    for name, known in ((COMMON, common), (command.name or "", own)):
+    asks = options.keys() >= _QUESTION  # else its --cluster, say, is something else
+    common = {
+        name.replace("_", "-"): options[name] if asks else None for name in _QUESTION
+    }
+    parts: tuple[tuple[str, Mapping[str, click.Option | None]], ...]
+    parts = ((COMMON, common), (command.name or "", own))
+    for name, known in parts:
         for key, value in sections.get(name, {}).items():
             flag = key.replace("_", "-")
             if flag not in known:
