@@ -115,8 +115,8 @@ def test_memory_of_llama_65b_falls_with_the_ratio(
         layout = spell_out(choice, job.graph, job.global_batch)
         found = estimate(job, where.cluster, layout, on=where)
         peaks.append(found.peak_allocated_bytes / GiB)
-        obtained(f"{peaks[0] - peaks[-1]:.1f}")
         assert found.breakdown_s["offload"] < 0.1 * found.step_time_s  # mostly hidden
+    obtained(f"{peaks[0] - peaks[-1]:.1f}")
     assert peaks[0] - peaks[1] == pytest.approx(measured, rel=0.12)
 
 
