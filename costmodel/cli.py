@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -35,6 +35,7 @@ from profiles.commandline import (
     given,
     job_options,
     option,
+    progress,
     text,
     warn,
     without_defaults,
@@ -44,7 +45,11 @@ from profiles.files import require_apart, shown
 
 if TYPE_CHECKING:
     from costmodel.machine import Calibration
+    from costmodel.runs import Compared
     from costmodel.simulation import Estimate, Pricing
+
+
+PRICED_TOGETHER: Final = 256  # runs of a table, between two words of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,9 +474,13 @@ def _runs(
 ) -> None:
     from costmodel.runs import compare, document, read_runs, whole_summary
 
+    compared: list[Compared] = []
     asked = list(read_runs(runs))
-    priced = counted(compare(asked, calibration), len(asked), "pricing")
-    compared = list(priced)
+    with progress("pricing") as advance:
+        for first in range(0, len(asked), PRICED_TOGETHER):
+            some = asked[first : first + PRICED_TOGETHER]
+            compared += compare(some, calibration)
+            advance(len(compared), len(asked))
     summary = whole_summary(compared)
     if report is not None:
         from costmodel.machine import load_coefficients

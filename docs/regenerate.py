@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import gpu_steps
 from docs.architecture import drawing, table
-from docs.pictures import pictures
+from docs.draw import pictures
 from docs.support_tables import frameworks_table, support_table
 
 ROOT = Path(__file__).resolve().parents[1]

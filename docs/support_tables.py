@@ -63,8 +63,7 @@ def _answers(rows: Iterable[Row]) -> Iterator[str]:
             found = _summarised([row.when for row in some])
             yield f"{answer}: {'; '.join(map(together, found))}"
         else:
-            found = [together(row.when) for row in some]
-            yield f"{answer}: {'; '.join(found)}"
+            yield f"{answer}: {'; '.join(together(row.when) for row in some)}"
 
 
 def _summarised(several: Iterable[When]) -> list[When]:

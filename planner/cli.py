@@ -31,6 +31,7 @@ from profiles.commandline import (
     command,
     complete_models,
     console,
+    counted,
     emit_json,
     flags,
     given,
@@ -373,9 +374,8 @@ def _others(problem: Problem, wish: Wish) -> list[Solution]:
 
     limit_s = COMPARE_S if wish.time_limit is None else wish.time_limit
     found = []
-    for name in SEARCHES if wish.compare_searches else ():
-        if name == wish.search:
-            continue
+    names = [one for one in SEARCHES if wish.compare_searches and one != wish.search]
+    for name in counted(names, len(names), "searches"):
         try:
             found.append(searched(problem, name, limits_from_now(limit_s, 0)))
         except (OutOfTime, Unsupported) as error:

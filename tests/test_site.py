@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from docs.pictures import pictures
+from docs.draw import pictures
 
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src"}
 
