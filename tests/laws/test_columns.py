@@ -154,9 +154,6 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[Uniform]) -> None:
     )
 
 
-@pytest.mark.row(
-    "B4", "memory by kind sums to the total", expected="to 1e-12", evidence="derived"
-)
 @given(choices())
 def test_the_breakdown_and_the_memory_pieces_sum(choice: Uniform) -> None:
     found = simulated(choice, on("meshwright"))
