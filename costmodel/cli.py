@@ -33,6 +33,7 @@ from profiles.commandline import (
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     option,
     progress,
@@ -420,6 +421,8 @@ def _show(
     for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
+    if not details:
+        screen.print(hint("all assumed values, and memory of every stage"))
 
 
 def _member(calibration: Calibration | None) -> dict[str, Any]:

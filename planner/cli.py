@@ -35,6 +35,7 @@ from profiles.commandline import (
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     premise,
     text,
@@ -426,6 +427,8 @@ def _show(
     if len(compared) > 1:
         screen.print()
         screen.print(searches_table(posed.problem, compared))
+    if not details:
+        screen.print(hint("the proof, what was searched, and all assumed values"))
 
 
 def _document(
