@@ -56,7 +56,7 @@ def output_of(command: str) -> str:
     done = subprocess.run(
         [str(beside / program), *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "88", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,
