@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from costmodel.options import (
     ExportOptions,
@@ -17,7 +18,6 @@ from costmodel.options import (
 )
 from planner.inference import LatencyOptions, latency_options
 from planner.options import (
-    TOP,
     Around,
     Wish,
     around_options,
@@ -400,9 +400,9 @@ def _require_found(
 
 def _screen(solution: Solution, wish: Wish) -> Solution:
     """With as many runners-up as a screen shows, if --top does not say how many."""
-    most = len(solution.runners_up)
-    if not wish.details and wish.top == TOP:
-        most = SHOWN
+    source = click.get_current_context().get_parameter_source("top")
+    few = not wish.details and source is ParameterSource.DEFAULT
+    most = SHOWN if few else wish.top
     return replace(solution, runners_up=solution.runners_up[:most])
 
 
