@@ -232,7 +232,8 @@ def simulate(
     if inference.inference:
         from costmodel.inference import answer
 
-        answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
+        shown = {"as_json": wish.as_json, "details": wish.details}
+        answer(job, pins, inference, wish.sweep, **shown)
         return
     wish.require_consistent(job, learning)
     _require_exports(exporting, wish)

@@ -112,7 +112,7 @@ def plan(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
     if inference.inference:
-        from planner.inference import answer
+        from planner.inference import Shown, answer
 
         answer(
             job,
@@ -120,8 +120,7 @@ def plan(
             inference,
             latency,
             wish.sizes,
-            top=wish.top,
-            as_json=wish.as_json,
+            shown=Shown(top=wish.top, as_json=wish.as_json, details=wish.details),
         )
         return
     latency.require_inference()
