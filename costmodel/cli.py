@@ -14,6 +14,7 @@ from costmodel.options import (
     InferenceOptions,
     Pins,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
 )
@@ -226,6 +227,9 @@ def simulate(
         job, pins = without_defaults(job), without_defaults(pins)
     if wish.runs is not None:
         wish = without_defaults(wish, _of_one_layout())
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )

@@ -13,6 +13,7 @@ from costmodel.options import (
     InferenceOptions,
     Pins,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
 )
@@ -108,6 +109,10 @@ def plan(
         wish = replace(without_defaults(wish), around=without_defaults(around))
     if around.days is not None or around.budget is not None:
         job = without_defaults(job, ["gpus"])
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        wish = replace(wish, around=for_inference(wish.around))
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
