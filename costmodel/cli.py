@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,7 @@ from costmodel.options import (
     InferenceOptions,
     Pins,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
 )
@@ -33,8 +34,10 @@ from profiles.commandline import (
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     option,
+    progress,
     text,
     warn,
     without_defaults,
@@ -44,7 +47,11 @@ from profiles.files import require_apart, shown
 
 if TYPE_CHECKING:
     from costmodel.machine import Calibration
+    from costmodel.runs import Compared
     from costmodel.simulation import Estimate, Pricing
+
+
+PRICED_TOGETHER: Final = 256  # runs of a table, between two words of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +227,17 @@ def simulate(
         job, pins = without_defaults(job), without_defaults(pins)
     if wish.runs is not None:
         wish = without_defaults(wish, _of_one_layout())
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
     if inference.inference:
         from costmodel.inference import answer
 
-        answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
+        shown = {"as_json": wish.as_json, "details": wish.details}
+        answer(job, pins, inference, wish.sweep, **shown)
         return
     wish.require_consistent(job, learning)
     _require_exports(exporting, wish)
@@ -415,6 +426,8 @@ def _show(
     for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
+    if not details:
+        screen.print(hint("all assumed values, and memory of every stage"))
 
 
 def _member(calibration: Calibration | None) -> dict[str, Any]:
@@ -469,9 +482,13 @@ def _runs(
 ) -> None:
     from costmodel.runs import compare, document, read_runs, whole_summary
 
+    compared: list[Compared] = []
     asked = list(read_runs(runs))
-    priced = counted(compare(asked, calibration), len(asked), "pricing")
-    compared = list(priced)
+    with progress("pricing") as advance:
+        for first in range(0, len(asked), PRICED_TOGETHER):
+            some = asked[first : first + PRICED_TOGETHER]
+            compared += compare(some, calibration)
+            advance(len(compared), len(asked))
     summary = whole_summary(compared)
     if report is not None:
         from costmodel.machine import load_coefficients

@@ -6,18 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from costmodel.options import (
     ExportOptions,
     InferenceOptions,
     Pins,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
 )
 from planner.inference import LatencyOptions, latency_options
 from planner.options import (
-    TOP,
     Around,
     Wish,
     around_options,
@@ -31,9 +32,11 @@ from profiles.commandline import (
     command,
     complete_models,
     console,
+    counted,
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     premise,
     text,
@@ -106,11 +109,15 @@ def plan(
         wish = replace(without_defaults(wish), around=without_defaults(around))
     if around.days is not None or around.budget is not None:
         job = without_defaults(job, ["gpus"])
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        wish = replace(wish, around=for_inference(wish.around))
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
     if inference.inference:
-        from planner.inference import answer
+        from planner.inference import Shown, answer
 
         answer(
             job,
@@ -118,8 +125,7 @@ def plan(
             inference,
             latency,
             wish.sizes,
-            top=wish.top,
-            as_json=wish.as_json,
+            shown=Shown(top=wish.top, as_json=wish.as_json, details=wish.details),
         )
         return
     latency.require_inference()
@@ -373,9 +379,8 @@ def _others(problem: Problem, wish: Wish) -> list[Solution]:
 
     limit_s = COMPARE_S if wish.time_limit is None else wish.time_limit
     found = []
-    for name in SEARCHES if wish.compare_searches else ():
-        if name == wish.search:
-            continue
+    names = [one for one in SEARCHES if wish.compare_searches and one != wish.search]
+    for name in counted(names, len(names), "searches"):
         try:
             found.append(searched(problem, name, limits_from_now(limit_s, 0)))
         except (OutOfTime, Unsupported) as error:
@@ -399,9 +404,9 @@ def _require_found(
 
 def _screen(solution: Solution, wish: Wish) -> Solution:
     """With as many runners-up as a screen shows, if --top does not say how many."""
-    most = len(solution.runners_up)
-    if not wish.details and wish.top == TOP:
-        most = SHOWN
+    source = click.get_current_context().get_parameter_source("top")
+    few = not wish.details and source is ParameterSource.DEFAULT
+    most = SHOWN if few else wish.top
     return replace(solution, runners_up=solution.runners_up[:most])
 
 
@@ -426,6 +431,8 @@ def _show(
     if len(compared) > 1:
         screen.print()
         screen.print(searches_table(posed.problem, compared))
+    if not details:
+        screen.print(hint("the proof, what was searched, and all assumed values"))
 
 
 def _document(

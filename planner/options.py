@@ -30,7 +30,6 @@ SEARCHES: Final = (  # of `planner.search`, which help does not load
     *("deepspeed", "2bw", "pipedream", "recursive"),
 )
 OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
-TOP: Final = 5
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
@@ -125,7 +124,7 @@ class Wish:
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
     objective: str = option(default="throughput", type=Choice(OBJECTIVES))
     top: int = option(
-        default=TOP,
+        default=5,
         type=IntRange(0, MOST_RUNNERS_UP),
         metavar="K",
         help="Runners-up to name.",

@@ -16,6 +16,7 @@ from profiles.commandline import (
     CalibrationOptions,
     JobOptions,
     console,
+    counted,
     emit_json,
     given,
     premise,
@@ -210,7 +211,8 @@ def answer_each(
     from planner.analysis import diagnose, plans
     from planner.report import sizes_document, sizes_table, sizes_words
 
-    rows = list(plans(sizes, pose, solved, limits))
+    each = plans(sizes, pose, solved, limits)
+    rows = list(counted(each, len(sizes), "numbers of GPUs"))
     document = sizes_document(rows, where, tokens)
     if not any(row.estimate for row in rows):
         premise(document)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,7 @@ from costmodel.report import (
     sweep,
 )
 from profiles import load_model
-from profiles.commandline import JobOptions, console, emit_json, warn
+from profiles.commandline import JobOptions, console, emit_json, hint, warn
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.hardware import DEFAULT_CLUSTER, Cluster, cluster
 from profiles.models import Model
@@ -53,43 +53,56 @@ _COLUMNS: Final = {
 
 
 def inference_view(
-    found: InferenceEstimate, supposed: Sequence[tuple[str, str]] = ()
+    found: InferenceEstimate,
+    supposed: Sequence[tuple[str, str]] = (),
+    *,
+    more: str = "",
+    details: bool = False,
 ) -> Group:
-    """Everything `simulate --inference` shows; what is *supposed* beside it too."""
+    """What `simulate --inference` shows: a sentence that ends with *more*, what is
+    *supposed* beside it and, with *details*, the rest."""
     from rich.console import Group
     from rich.text import Text
 
     asked = found.asked
-    batch = asked.job.global_batch
-    title = Text(
-        f"{asked.job.model} served by {found.gpus} × {asked.machine.device.name}: "
-        f"{batch} sequence{'' if batch == 1 else 's'} of {asked.prompt_len:,} + "
-        f"{asked.new_tokens:,} tokens",
-        style="bold",
-    )
     rows = [
         ("layout", layout_words(found)),
         ("prefill", _prefill_words(found)),
         ("decode", _decode_words(found)),
-        ("", _least_words(found)),
+        *([("", _least_words(found))] if details else []),
         ("answers", _answers_words(found)),
         ("peak memory", _memory_words(found)),
-        (
-            "KV cache",
-            f"{token_bytes(asked):,.0f} bytes a token ({asked.cache.value})",
-        ),
-        ("prefill breakdown", breakdown_words(_parts(found.prefill))),
-        ("decode breakdown", breakdown_words(found.decode.breakdown_s(found.step_s))),
+        *(_detail_rows(found) if details else ()),
         *supposed,
     ]
     if asked.assumed:
-        rows.append(("assumed", assumed_words(asked.assumed)))
+        rows.append(("assumed", assumed_words(asked.assumed, details=details)))
+    held = [one.document() for one in found.held]
     return Group(
-        title,
+        Text(_sentence(found) + more + ".", style="bold"),
         pairs_table(rows),
         Text(),
-        bytes_table([one.document() for one in found.held], _COLUMNS),
+        bytes_table(held, _COLUMNS, 8 if details else 3, gaps=details),
     )
+
+
+def _sentence(found: InferenceEstimate) -> str:
+    """The answer, in one."""
+    asked, batch = found.asked, found.asked.job.global_batch
+    several = "" if batch == 1 else "s"
+    return (
+        f"{asked.job.model} on {found.gpus:,} × {asked.machine.device.name} serves "
+        f"{batch:,} sequence{several} of {asked.prompt_len:,} + {asked.new_tokens:,} "
+        f"tokens at {batch / found.step_s:,.0f} tokens/s"
+    )
+
+
+def _detail_rows(found: InferenceEstimate) -> Iterator[tuple[str, str]]:
+    cached = f"{token_bytes(found.asked):,.0f} bytes a token"
+    decode = found.decode.breakdown_s(found.step_s)
+    yield "KV cache", f"{cached} ({found.asked.cache.value})"
+    yield "prefill breakdown", breakdown_words(_parts(found.prefill))
+    yield "decode breakdown", breakdown_words(decode)
 
 
 def _parts(passed: Passed) -> dict[str, float]:
@@ -182,6 +195,7 @@ def answer(
     axes: Sequence[str],
     *,
     as_json: bool,
+    details: bool = False,
 ) -> None:
     """Print the estimate of the command line's question, or those along *axes*, as a
     table or one JSON document."""
@@ -204,7 +218,10 @@ def answer(
     for line in found.warnings:
         warn(line)
     said = [_WORDS[name](one) for name, one in supposed.items()]
-    console().print(inference_view(found, said))
+    screen = console()
+    screen.print(inference_view(found, said, details=details))
+    if not details:
+        screen.print(hint("breakdowns, the KV cache and all assumed values"))
 
 
 def _supposed(found: InferenceEstimate, options: InferenceOptions) -> dict[str, Any]:

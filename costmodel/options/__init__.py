@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         CACHE_FORMATS,
         QUANTIZATIONS,
         InferenceOptions,
+        for_inference,
         inference_options,
     )
     from costmodel.options.pins import (

@@ -27,7 +27,6 @@ from costmodel.report.networks import designs, network_rows
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import Away, Memory
-from profiles.commandline import hint
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _stages(layout: Layout) -> Iterator[str]:
 
 
 def _again(layout: Layout) -> Iterator[str]:
-    """What numbered layers make again: in all of them, in some, or by layer."""
+    """What numbered layers recompute: in all of them, in some, or by layer."""
     plans = [
         plan
         for stage in layout.stages
@@ -141,7 +140,7 @@ def _again(layout: Layout) -> Iterator[str]:
 
 
 def _made(retention: Retention) -> tuple[tuple[str, float], ...]:
-    """What is made again, each with its share."""
+    """What is recomputed, each with its share."""
     return tuple((name, retention.share(name)) for name in sorted(retention.recomputed))
 
 
@@ -307,7 +306,6 @@ def estimate_view(estimate: Estimate, *, details: bool = False) -> Group:
         pairs_table(rows),
         Text(),
         memory_table(estimate.memory, details=details),
-        *([] if details else [hint("all assumed values, and memory of every stage")]),
     )
 
 

@@ -93,7 +93,7 @@ def test_a_person_is_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--inference", "--model", "gpt-175b", "--gpus", "96", "--pp", "96")
-    assert simulate(*asked) == 0
+    assert simulate(*asked, "--details") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     shown = [row[0] for row in rows[rows.index([]) + 2 :] if row]
     assert shown == ["0", "1–94", "95"]
@@ -156,7 +156,7 @@ def test_what_is_of_training_is_refused(
 
 
 def test_every_option_is_taken_or_refused() -> None:
-    both = {"--json", "--version", "--inference"}
+    both = {"--json", "--version", "--inference", "--details", "--config"}
     flags = {
         max(option.opts, key=len)
         for option in command.params
