@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,21 @@ class Wish:
         type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
     )
     trace: Path | None = option(
-        type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
+        type=FilePath(),
+        metavar="FILE",
+        help="Write the step as a trace for ui.perfetto.dev: stages, streams, memory.",
+    )
+    memory_snapshot: Path | None = option(
+        type=FilePath(),
+        metavar="FILE",
+        help="Write the step's memory for pytorch.org/memory_viz (.pickle), or as "
+        ".json.",
+    )
+    compare: Path | None = option(
+        type=FilePath(),
+        metavar="TRACE",
+        help="Also: which actions took longer than priced, by the folder that "
+        "`execute --trace` wrote.",
     )
     out: Path | None = option(
         type=FilePath(), metavar="FILE", help="Write the layout file."
@@ -123,6 +137,8 @@ class Wish:
         """Options that say something of one layout; None where they are left out."""
         return {
             "--trace": self.trace,
+            "--memory-snapshot": self.memory_snapshot,
+            "--compare": self.compare,
             "--out": self.out,
             "--tokens": self.tokens,
             "--rampup-batch-size": self.rampup,
@@ -150,10 +166,14 @@ class Wish:
             {
                 "--out": self.out,
                 "--trace": self.trace,
+                "--memory-snapshot": self.memory_snapshot,
                 "--report": self.report,
                 "--save-calibration": learning.save_calibration,
             },
-            (self.file, self.source, self.runs, *job.files, *learning.files),
+            (
+                *(self.file, self.source, self.runs, self.compare),
+                *(*job.files, *learning.files),
+            ),
         )
         if self.file is not None and self.source is not None:
             raise Contradiction(
@@ -276,6 +296,7 @@ def _one(
 ) -> None:
     """The estimate of one layout, and the files it is written to."""
     from costmodel.report import RADIX, extras
+    from profiles.files import write_text
 
     priced, members = _priced(job, pins, wish, calibration)
     found = _counted(priced.estimate, wish.convention)
@@ -289,7 +310,9 @@ def _one(
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
         )
     )
-    drawn = None if wish.report is None else _page(found, priced)
+    if wish.compare is not None:
+        more.append(_compared(wish.compare, found))
+    drawn = list(_files(wish, found, priced))
     if exporting.targets:
         from costmodel.formats import exported
 
@@ -297,24 +320,13 @@ def _one(
         members["exports"] = files.document
         for line in files.words if not wish.as_json else ():
             warn(line)
-    if wish.trace is not None:
-        _write_trace(wish.trace, found)
     if wish.out is not None:
         priced.write(wish.out)
-    if wish.report is not None and drawn is not None:
-        from profiles.files import write_text
-
-        write_text(wish.report, drawn)
+    for file, content in drawn:
+        write_text(file, content)
     _show(found, more, {**members, **_member(calibration)}, as_json=wish.as_json)
     if not wish.as_json:
         _show_calibration(calibration)
-
-
-def _page(found: Estimate, priced: Pricing) -> str:
-    """The page of one layout; made before any file is written."""
-    from costmodel.pages import estimate_page
-
-    return estimate_page(found, priced.on.cluster)
 
 
 def _priced(
@@ -359,11 +371,30 @@ def _counted(found: Estimate, name: str | None) -> Estimate:
     return replace(found, counted=convention(name))
 
 
-def _write_trace(trace: Path, found: Estimate) -> None:
-    from costmodel.report import chrome_trace
-    from profiles.files import write_text
+def _files(
+    wish: Wish, found: Estimate, priced: Pricing
+) -> Iterator[tuple[Path, str | bytes]]:
+    """What is written of one layout, made before any of it is."""
+    if wish.trace is not None:
+        from costmodel.trace import priced_trace, trace_text
 
-    write_text(trace, chrome_trace(found))
+        yield wish.trace, trace_text(priced_trace(found))
+    if wish.memory_snapshot is not None:
+        from costmodel.trace import snapshot_bytes
+
+        yield wish.memory_snapshot, snapshot_bytes(wish.memory_snapshot, found)
+    if wish.report is not None:
+        from costmodel.pages import estimate_page
+
+        yield wish.report, estimate_page(found, priced.on.cluster)
+
+
+def _compared(trace: Path, found: Estimate) -> tuple[str, Any, Any]:
+    """The measured trace beside the priced one: a member of the document, a table."""
+    from costmodel.trace import compared, comparison_table, priced_trace, read_trace
+
+    both = compared(priced_trace(found), read_trace(trace))
+    return "compared", both.document(), comparison_table(both)
 
 
 def _show(
@@ -385,7 +416,7 @@ def _show(
     screen.print(estimate_view(found))
     for _, _, rows in more:
         screen.print()
-        screen.print(pairs_table(rows))
+        screen.print(pairs_table(rows) if isinstance(rows, tuple) else rows)
 
 
 def _member(calibration: Calibration | None) -> dict[str, Any]:

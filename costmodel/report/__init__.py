@@ -1,4 +1,4 @@
-"""What `simulate` shows: tables, pages, traces, sweeps, whole runs."""
+"""What `simulate` shows: tables, pages, sweeps, whole runs."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         pairs_table,
         training_rows,
     )
-    from costmodel.report.trace import chrome_trace
     from costmodel.report.training_run import training
 
 __all__, __getattr__ = public(__name__, __file__)
