@@ -13,9 +13,11 @@ from costmodel.options import (
     ExportOptions,
     InferenceOptions,
     Pins,
+    SweepOptions,
     export_options,
     inference_options,
     layout_options,
+    sweep_options,
 )
 from profiles.commandline import (
     LARGEST_SAMPLES,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 class Wish:
     """What the command line asks for, beside the model and its layout."""
 
+    what_if: SweepOptions
     file: Path | None  # a layout
     runs: Path | None = option(
         type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
@@ -78,13 +81,6 @@ class Wish:
         metavar="FILE",
         help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
         "torchtitan's or Hugging Face's configuration. Options say what it does not.",
-    )
-    sweep: tuple[str, ...] = option(
-        default=(),
-        type=text,
-        multiple=True,
-        metavar="AXIS=V1,V2,…",
-        help="Price each value of a layout option; several: all combinations.",
     )
     tokens: float | None = option(
         type=Count(1, 1e18),
@@ -169,6 +165,7 @@ class Wish:
                 "--memory-snapshot": self.memory_snapshot,
                 "--report": self.report,
                 "--save-calibration": learning.save_calibration,
+                **self.what_if.outputs,
             },
             (
                 *(self.file, self.source, self.runs, self.compare),
@@ -179,10 +176,11 @@ class Wish:
             raise Contradiction(
                 "--from reads a file in place of a layout file; give one"
             )
+        self.what_if.require_sweep()
         if self.runs is not None:
-            swept = {"--sweep": self.sweep or None}
+            swept = {"--sweep": self.what_if.sweep or None}
             _require_of_one("--runs", {**self.of_one_layout, **swept})
-        elif self.sweep:
+        elif self.what_if.sweep:
             _require_of_one("--sweep", {**self.of_one_layout, "--report": self.report})
             if self.file is not None:
                 raise Contradiction("--sweep changes layout options, not a layout file")
@@ -207,6 +205,7 @@ class Wish:
 @inference_options
 @export_options
 @calibration_options
+@sweep_options
 @collected("Answers", Wish, "wish")
 def simulate(
     job: JobOptions,
@@ -228,7 +227,7 @@ def simulate(
     if inference.inference:
         from costmodel.inference import answer
 
-        answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
+        answer(job, pins, inference, wish.what_if, as_json=wish.as_json)
         return
     wish.require_consistent(job, learning)
     _require_exports(exporting, wish)
@@ -240,8 +239,8 @@ def simulate(
                 "the model and layout options out"
             )
         _runs(wish.runs, wish.report, calibration, as_json=wish.as_json)
-    elif wish.sweep:
-        _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
+    elif wish.what_if.sweep:
+        _sweep(job, pins, wish.what_if, calibration, as_json=wish.as_json)
     else:
         _one(job, pins, wish, exporting, calibration)
 
@@ -271,7 +270,7 @@ def _require_exports(exporting: ExportOptions, wish: Wish) -> None:
         return
     from costmodel.formats import require_targets
 
-    if wish.runs is not None or wish.sweep:
+    if wish.runs is not None or wish.what_if.sweep:
         _require_of_one(
             "--runs" if wish.runs is not None else "--sweep", {"--export": True}
         )
@@ -436,27 +435,37 @@ def _show_calibration(calibration: Calibration | None) -> None:
 def _sweep(
     job: JobOptions,
     pins: Pins,
-    axes: tuple[str, ...],
+    what_if: SweepOptions,
     calibration: Calibration | None,
     *,
     as_json: bool,
 ) -> None:
+    """An estimate for each point, as a table, as files, or as one document."""
     from costmodel.machine import cluster_called, cluster_name, read_profile
-    from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
     from costmodel.simulation import priced, resolve
+    from costmodel.sweep import CELLS, COLUMNS, changed, csv_text, show_sweep, sweep
     from profiles import load_model
+    from profiles.files import write_text
 
-    job.require("model")
     profile = read_profile(job.profile)
-    named = cluster_name(job.cluster, profile)
-    where = cluster_called(named, profile.samples if profile else None)
-    known = load_model(job.model or "", seq_len=job.seq_len)
+    samples = profile.samples if profile else None
 
-    def price(job: JobOptions, pins: Pins) -> Estimate:
+    def price(point: Mapping[str, Any], job: JobOptions, pins: Pins) -> Estimate:
+        job.require("model")
+        known = load_model(job.model or "", seq_len=job.seq_len)
+        named = cluster_called(cluster_name(job.cluster, profile), samples)
+        where = changed(named, point)
         return priced(resolve(known, where, job, pins, profile, calibration))
 
-    rows = list(sweep(axes, (job, pins), price))
-    show_sweep(rows, SWEEP_COLUMNS, more=_member(calibration), as_json=as_json)
+    rows = list(sweep(what_if.sweep, (job, pins), price))
+    if what_if.plot is not None:
+        from costmodel.pages import sweep_page
+
+        drawn = sweep_page(rows)
+        write_text(what_if.plot, drawn)
+    if what_if.csv is not None:
+        write_text(what_if.csv, csv_text(rows, CELLS))
+    show_sweep(rows, COLUMNS, more=_member(calibration), as_json=as_json)
     if not as_json:
         _show_calibration(calibration)
 

@@ -1,4 +1,4 @@
-"""What `simulate` shows: tables, pages, sweeps, whole runs."""
+"""What `simulate` shows: tables, pages, whole runs."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from costmodel.report.calibration import calibration_lines, calibration_view
     from costmodel.report.html_page import runs_page
     from costmodel.report.networks import RADIX
-    from costmodel.report.sweeps import SWEEP_COLUMNS, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
