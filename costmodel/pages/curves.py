@@ -25,8 +25,7 @@ Places = Sequence[tuple[Any, float]]  # of a line: numbers or names, and their v
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
     """A chart of *lines* by their names; *dashed* ones are for comparison, and points
-    of *hollow* do not fit in memory. Numbers far apart are best on *logarithmic*
-    axes."""
+    of *hollow* do not fit in memory."""
 
     name: str
     title: str
@@ -35,7 +34,8 @@ class Curves:
     lines: Mapping[str, Places]
     dashed: Mapping[str, Places] = field(default_factory=dict)
     hollow: frozenset[tuple[Any, float]] = frozenset()
-    logarithmic: bool = False
+    log_x: bool = False
+    log_y: bool = False
 
     @property
     def named(self) -> bool:
@@ -100,23 +100,26 @@ def _drawn(one: Curves) -> figure:
     if one.named:
         names = dict.fromkeys(str(x) for x, _ in places)
         more["x_range"] = FactorRange(*names)
-    elif one.logarithmic:
-        more |= {"x_axis_type": "log", "y_axis_type": "log"}
-    if not one.logarithmic or one.named:
+    elif one.log_x:
+        more["x_axis_type"] = "log"
+    if one.log_y:
+        more["y_axis_type"] = "log"
+    else:
         most = max((y for _, y in places), default=1.0)
         more["y_range"] = Range1d(start=0, end=1.08 * most or 1.0)
     made = blank(one.name, one.x_label, one.y_label, "box_zoom,reset,save", **more)
     for name, line, colour, dash in one.coloured():
         xs = [str(x) if one.named else x for x, _ in line]
         source = _source(name, xs, [y for _, y in line])
-        made.line(
-            x="x",
-            y="y",
-            line_width=2,
-            line_color=colour,
-            line_dash=dash,
-            source=source,
-        )
+        if not one.named:
+            made.line(
+                x="x",
+                y="y",
+                line_width=2,
+                line_color=colour,
+                line_dash=dash,
+                source=source,
+            )
         if dash == "dashed":
             continue
         fits = [place not in one.hollow for place in line]

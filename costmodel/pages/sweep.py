@@ -78,11 +78,13 @@ def _chart(
     for point, one in found:
         value = read(one)
         if value is None:
-            return None
+            continue
         rest = {key: value for key, value in point.items() if key != axis}
         lines[point_words(rest)].append((point[axis], value))
         if not one.fits:
             hollow.add((point[axis], value))
+    if not lines:
+        return None
     shown = dict(list(lines.items())[:MOST_LINES])
     xs, ys = zip(*(place for line in lines.values() for place in line), strict=True)
     return Curves(
@@ -92,7 +94,8 @@ def _chart(
         y_label=label,
         lines={name: _sorted(line) for name, line in shown.items()},
         hollow=frozenset(hollow),
-        logarithmic=_far(xs) and _far(ys),
+        log_x=_far(xs),
+        log_y=_far(ys),
     )
 
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
         Shown,
         csv_text,
         dollars_per_mtoken,
+        heading,
         kwh_per_mtoken,
         show_sweep,
     )
-    from costmodel.sweep.points import Found, sweep
+    from costmodel.sweep.pricing import Found, at, sweep
 
 __all__, __getattr__ = public(__name__, __file__)

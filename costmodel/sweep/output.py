@@ -8,10 +8,10 @@ from io import StringIO
 from types import MappingProxyType
 from typing import Any, Final
 
-from costmodel.report import layout_words
+from costmodel.report import layout_words, pairs_table
 from costmodel.simulation import Estimate
 from costmodel.sweep.axes import point_words, value_words
-from costmodel.sweep.points import Found, Point
+from costmodel.sweep.pricing import Found, Point
 from profiles.commandline import console, emit_json, warn
 from profiles.units import HOUR_S, format_bytes, format_seconds
 
@@ -67,10 +67,12 @@ def show_sweep(
     columns: Mapping[str, Callable[[Found], str]],
     *,
     as_json: bool,
+    words: Callable[[Found], str] | None = None,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Print one line a point of a sweep: *columns* of its estimate, or why it has none;
-    or all of them as one JSON document, with *more* members."""
+    """Print one line a point of a sweep: *columns* of its estimate, or why it has none,
+    and below what *words* say of each; or all of them as one JSON document, with *more*
+    members."""
     if as_json:
         points = [
             {"point": point, "estimate": None, "error": found}
@@ -85,7 +87,8 @@ def show_sweep(
     table = Table(box=None, padding=(0, 1), header_style="bold")
     shown = _with_values(rows, columns)
     for name in (*rows[0][0], *shown):
-        table.add_column(name.replace("_", "-"), justify="right")
+        head = heading(name.replace("_", "-"))
+        table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for point, found in rows:
         cells = [value_words(value) for value in point.values()]
@@ -96,6 +99,24 @@ def show_sweep(
             warn(f"{point_words(point)}: {line}")
         table.add_row(*cells, *(write(found) for write in shown.values()))
     console().print(table)
+    if words is not None:
+        said = [(p, one) for p, one in rows if not isinstance(one, str)]
+        pairs = ((point_words(point), words(one)) for point, one in said)
+        console().print()
+        console().print(pairs_table(pairs))
+
+
+def heading(name: str) -> str:
+    """A column's name on two lines, where it has two words.
+
+    >>> heading("inter-node-bandwidth"), heading("step time"), heading("MFU")
+    ('inter-node-\\nbandwidth', 'step\\ntime', 'MFU')
+    """
+    for sign, kept in (("-", "-"), (" ", ""), ("/", "/")):
+        first, found, last = name.rpartition(sign)
+        if found:
+            return f"{first}{kept}\n{last}"
+    return name
 
 
 def _with_values(
