@@ -106,8 +106,8 @@ class Wish:
         default=False,
         flag="--compare-networks",
         is_flag=True,
-        help="Also: the layout on a network of full bisection, an oversubscribed and a "
-        "rail-only one, with switches, cost and power.",
+        help="Also: the layout on networks of full bisection, oversubscribed, "
+        "rail-only and with unlike NICs, with switches, cost and power.",
     )
     radix: int | None = option(
         type=IntRange(4, 1024),

@@ -65,7 +65,7 @@ def _value(name: str, text: str, groups: Groups) -> Any:
         value: Any = text == "on" if name in switches else text
         (found,) = from_keywords({name: value}, {into: groups[into]})
     except InvalidSpec as error:
-        said = str(error).removeprefix(f"{name}=")
+        said = str(error).removeprefix(f"{name}=").removeprefix(f"{text}: ")
         raise InvalidSpec(f"{written}: {said}") from None
     return getattr(found, name)
 
