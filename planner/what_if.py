@@ -169,20 +169,21 @@ def _write_versus(
 
 
 def _planned(planning: Planning, point: Mapping[str, Any]) -> Planned:
+    """The answer at a point; raises where it names what is not there."""
     from planner.analysis import planned
 
+    asked = _at(planning.asked, point)
+
     def posed() -> Posed:
-        there = replace(planning, asked=_at(planning.asked, point))
-        posed = there.asked.pose()
-        there.require_stages(posed.problem)
+        posed = asked.pose()
+        planning.require_stages(posed.problem)
         return posed
 
     return planned(posed, planning.solved, planning.limits())
 
 
 def _told(found: Planned) -> Estimate | str:
-    """The estimate of a plan, or why there is none; raises what is wrong whatever the
-    point."""
+    """The estimate of a plan, or why there is none."""
     return found.estimate or str(found.reason)
 
 

@@ -99,7 +99,7 @@ def _drawn(one: Curves) -> figure:
     places = [place for line in one.lines.values() for place in line]
     if one.named:
         names = dict.fromkeys(str(x) for x, _ in places)
-        more["x_range"] = FactorRange(*names)
+        more["x_range"] = FactorRange(factors=list(names))
     elif one.log_x:
         more["x_axis_type"] = "log"
     if one.log_y:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from costmodel.sweep.output import (
         CELLS,
         COLUMNS,
-        Shown,
         csv_text,
         dollars_per_mtoken,
         heading,

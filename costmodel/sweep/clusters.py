@@ -72,7 +72,11 @@ def _linked(place: int, field: str, cluster: Cluster, figure: Figure) -> Cluster
         raise Contradiction(
             f"cluster {cluster.name!r} has no links inside its nodes to change"
         )
-    levels[place] = replace(levels[place], **{field: figure})
+    level = levels[place]
+    if field == "bandwidth":
+        levels[place] = replace(level, bandwidth=figure)
+    else:
+        levels[place] = replace(level, latency=figure)
     made = replace(cluster.island, levels=tuple(levels))
     return replace(cluster, islands=(made,))
 
