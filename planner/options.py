@@ -19,6 +19,7 @@ from profiles.commandline import (
     Function,
     IntRange,
     collected,
+    complete_some,
     option,
     refuse,
     text,
@@ -26,7 +27,12 @@ from profiles.commandline import (
 
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
 SCALINGS: Final = ("weak", "strong")
+SEARCHES: Final = (  # of `planner.search`, which help does not load
+    *("branch-and-bound", "exhaustive", "mcmc", "megatron", "hf-ladder", "fsdp"),
+    *("deepspeed", "2bw", "pipedream", "recursive"),
+)
 OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
+TOP: Final = 5
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
@@ -133,7 +139,7 @@ class Wish:
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
     objective: str = option(default="throughput", type=Choice(OBJECTIVES))
     top: int = option(
-        default=5,
+        default=TOP,
         type=IntRange(0, MOST_RUNNERS_UP),
         metavar="K",
         help="Runners-up to name.",
@@ -157,12 +163,17 @@ class Wish:
         metavar="N",
         help="With --serve: where; 0 takes any that is free.  [default: 8765]",
     )
+    details: bool = option(
+        default=False,
+        is_flag=True,
+        help="Show all that is known of the plan, not a screen of it.",
+    )
     search: str = option(
         default="branch-and-bound",
         type=text,
+        shell_complete=complete_some(*SEARCHES),
         metavar="NAME",
-        help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, "
-        "deepspeed, 2bw, pipedream, recursive.",
+        help=f"{', '.join(SEARCHES)}.",
     )
     compare_searches: bool = option(
         default=False, is_flag=True, help="Run every search and compare them."
@@ -194,7 +205,7 @@ class Wish:
     @property
     def of_training(self) -> list[str]:
         """Options that were given and say nothing of inference."""
-        kept = ("top", "sizes", "as_json", "around", "what_if")
+        kept = ("top", "details", "sizes", "as_json", "around", "what_if")
         both: list[tuple[Any, Any]] = [
             (of, one) for of in (self, self.around, self.what_if) for one in fields(of)
         ]
