@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costmodel.options import SweepOptions
-from profiles.commandline import console, emit_json, premise, warn
+from profiles.commandline import console, counted, emit_json, premise, warn
 from profiles.errors import Contradiction, InvalidQuestion
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def answer_sizes(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
     tokens, where = wish.around.tokens, planning.asked.where
     if scaling is None:
         solve = planning.solved
-        rows = list(plans(wish.sizes, planning.posed, solve, planning.limits))
+        answers = plans(wish.sizes, planning.posed, solve, planning.limits)
+        rows = list(counted(answers, len(wish.sizes), "planning"))
     else:
         rows = _curve(planning, scaling)
     document = sizes_document(rows, where, tokens, scaling)
@@ -77,9 +78,9 @@ def _curve(planning: Planning, scaling: str) -> list[Sized]:
         problem.forget()
         return found
 
-    return list(
-        plans(sizes, pose, solve, lambda: replace(planning.limits(), runners_up=0))
-    )
+    limits = planning.limits
+    answers = plans(sizes, pose, solve, lambda: replace(limits(), runners_up=0))
+    return list(counted(answers, len(sizes), "planning"))
 
 
 def _write_sizes(
@@ -105,9 +106,9 @@ def answer_sweep(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
     from costmodel.sweep import CELLS, COLUMNS, csv_text, points, show_sweep
     from profiles.files import write_text
 
-    rows = [
-        (point, _told(_planned(planning, point))) for point in points(what_if.sweep)
-    ]
+    asked = list(points(what_if.sweep))
+    answers = ((point, _told(_planned(planning, point))) for point in asked)
+    rows = list(counted(answers, len(asked), "planning"))
     if what_if.plot is not None:
         write_text(what_if.plot, sweep_page(rows, "The best plan at each point"))
     if what_if.csv is not None:

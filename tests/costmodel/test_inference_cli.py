@@ -158,7 +158,7 @@ def test_what_is_of_training_is_refused(
 
 
 def test_every_option_is_taken_or_refused() -> None:
-    both = {"--json", "--version", "--inference"}
+    both = {"--json", "--version", "--config", "--details", "--inference"}
     flags = {
         max(option.opts, key=len)
         for option in command.params
