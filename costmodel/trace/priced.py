@@ -193,6 +193,21 @@ class _Rank:
 
     def _parts(self, row: int, took_s: float) -> dict[str, float]:
         """What a pass of *row* that took so long is made of."""
+        if row not in self._priced:
+            self._priced[row] = self._beside_compute(row)
+        found = self._priced[row]
+        whole = self.pace * sum(found.values())
+        within = self.pace * min(1.0, took_s / whole) if whole > 0 else 1.0
+        found = {name: within * value for name, value in found.items()}
+        found["compute"] = max(took_s - sum(found.values()), 0.0)
+        return found
+
+    @cached_property
+    def _priced(self) -> dict[int, dict[str, float]]:
+        return {}
+
+    def _beside_compute(self, row: int) -> dict[str, float]:
+        """The parts of a pass of *row* as priced, without its compute."""
         shape, costs = self.timeline.program.shape, self.timeline.costs
         kind, slot = divmod(row, shape.slots)
         stage, passed = slot % shape.stages, COMPUTE[kind]
@@ -207,10 +222,6 @@ class _Rank:
             first = min(1.0, inputs_s / whole) if whole > 0 else 1.0
             share = first if passed is Kind.I else 1 - first
             found = {name: share * value for name, value in found.items()}
-        whole = self.pace * sum(found.values())
-        within = self.pace * min(1.0, took_s / whole) if whole > 0 else 1.0
-        found = {name: within * value for name, value in found.items()}
-        found["compute"] = max(took_s - sum(found.values()), 0.0)
         return found
 
     def _hidden_s(self, stage: int) -> float:

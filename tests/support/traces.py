@@ -10,7 +10,7 @@ from typing import Any
 _NS_OF_US = 1000
 NEEDED = {
     "M": {"name", "ph", "pid", "args"},
-    "X": {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"},
+    "X": {"name", "cat", "ph", "pid", "tid", "ts", "dur"},
     "C": {"name", "ph", "pid", "ts", "args"},
 }
 METADATA = {
@@ -47,7 +47,7 @@ def tables(text: str) -> sqlite3.Connection:
 def _insert(db: sqlite3.Connection, event: dict[str, Any]) -> None:
     kind = event["ph"]
     needed = NEEDED[kind]
-    assert needed <= event.keys() <= needed | {"tid"}, event
+    assert needed <= event.keys() <= needed | {"tid", "args"}, event
     assert type(event["pid"]) is int
     assert isinstance(event["name"], str)
     if kind == "M":
