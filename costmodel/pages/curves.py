@@ -18,6 +18,7 @@ COLOURS: Final = (
     *("#c95fa6", "#6f7683"),
 )
 LINEAR: Final = "#7f8896"
+MOST_TICKS: Final = 7  # that a phone has room for
 MOST_LINES: Final = 24  # beyond, nobody tells them apart
 Places = Sequence[tuple[Any, float]]  # of a line: numbers or names, and their values
 
@@ -93,21 +94,26 @@ def _legend(one: Curves) -> list[tuple[str, str]]:
 
 
 def _drawn(one: Curves) -> figure:
-    from bokeh.models import FactorRange, Range1d
+    from bokeh.models import FactorRange, FixedTicker, NumeralTickFormatter, Range1d
 
     more: dict[str, Any] = {}
+    ticks: list[float] = []
     places = [place for line in one.lines.values() for place in line]
     if one.named:
         names = dict.fromkeys(str(x) for x, _ in places)
         more["x_range"] = FactorRange(factors=list(names))
     elif one.log_x:
         more["x_axis_type"] = "log"
+        ticks = _ticks(sorted({float(x) for x, _ in places}))
     if one.log_y:
         more["y_axis_type"] = "log"
     else:
         most = max((y for _, y in places), default=1.0)
         more["y_range"] = Range1d(start=0, end=1.08 * most or 1.0)
     made = blank(one.name, one.x_label, one.y_label, "box_zoom,reset,save", **more)
+    if ticks:
+        made.xaxis.ticker = FixedTicker(ticks=ticks)
+        made.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")
     for name, line, colour, dash in one.coloured():
         xs = [str(x) if one.named else x for x, _ in line]
         source = _source(name, xs, [y for _, y in line])
@@ -143,6 +149,16 @@ def _drawn(one: Curves) -> figure:
             },
         )
     return made
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Values to mark on a logarithmic axis: all, or of many every so many.
+
+    >>> _ticks([1.0, 2.0, 4.0]), len(_ticks([2.0**n for n in range(15)]))
+    ([1.0, 2.0, 4.0], 5)
+    """
+    apart = -(-len(values) // MOST_TICKS)
+    return list(values[::apart])
 
 
 def _source(name: str, xs: list[Any], ys: list[float]) -> Any:

@@ -4,7 +4,7 @@ The model's graph, the machine and the prices of its blocks are shared; each que
 a search of its own, with its own proof.
 
 Strong scaling keeps the global batch, weak scaling the batch of each GPU; efficiency is
-what a GPU does over what it does in the smallest number that has a plan.
+what a GPU does over what it does in the number of GPUs where that is most.
 """
 
 from __future__ import annotations
@@ -86,17 +86,13 @@ def plans(
         )
 
 
-def efficiency(rows: Sequence[Sized], *, of_first: bool = False) -> dict[int, float]:
-    """Tokens a second of one GPU, over those of the number of GPUs where most are; or
-    *of_first*, the smallest number."""
+def efficiency(rows: Sequence[Sized]) -> dict[int, float]:
+    """Tokens a second of one GPU, over those of the number of GPUs where most are."""
     rates = {
         row.gpus: row.estimate.tokens_per_s_per_gpu for row in rows if row.estimate
     }
-    if of_first and rates:
-        whole = rates[min(rates)]
-    else:
-        whole = max(rates.values(), default=1.0)
-    return {gpus: rate / whole for gpus, rate in rates.items()}
+    best = max(rates.values(), default=1.0)
+    return {gpus: rate / best for gpus, rate in rates.items()}
 
 
 def curve_sizes(node: int, most: int | None) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def sizes_document(
     each = [_document(row, where, tokens) for row in rows]
     document: dict[str, Any] = {"plans": each}
     if scaling is not None:
-        shares = efficiency(rows, of_first=True)
+        shares = efficiency(rows)
         document["scaling"] = {
             "kind": scaling,
             "efficiency": [
@@ -77,7 +77,7 @@ def sizes_table(
     cost = "dollars" if tokens is not None else "$/Mtoken"
     if priced:
         table.add_column(cost, justify="right", no_wrap=True)
-    shares = efficiency(rows, of_first=scaling is not None)
+    shares = efficiency(rows)
     for row in rows:
         cells = _cells(row, shares, tokens, priced=priced)
         if scaling is not None:
@@ -127,16 +127,18 @@ def sizes_words(rows: Sequence[Sized], tokens: float | None) -> str:
 
 
 def sizes_page(rows: Sequence[Sized], scaling: str | None) -> str:
-    """A page with the curves of several numbers of GPUs, against linear scaling from
-    the smallest; raises Unsupported where Bokeh is missing."""
+    """A page with the curves of several numbers of GPUs, against linear scaling of the
+    one where a GPU does most; raises Unsupported where Bokeh is missing."""
     from costmodel.pages import Curves, curves_page
 
     found = [(row.gpus, row.estimate) for row in rows if row.estimate]
     first, least = found[0]
-    shares = efficiency(rows, of_first=True)
+    shares = efficiency(rows)
+    best = max(shares, key=lambda gpus: shares[gpus])
+    each = dict(found)[best].tokens_per_s_per_gpu
     kind = "" if scaling is None else f"{scaling.capitalize()} scaling: "
     speeds = [(gpus, _rate(one, gpus)) for gpus, one in found]
-    linear = [(gpus, least.tokens_per_s_per_gpu * gpus) for gpus, _ in found]
+    linear = [(gpus, each * gpus) for gpus, _ in found]
     charts = [
         Curves(
             name="speed",
@@ -144,7 +146,7 @@ def sizes_page(rows: Sequence[Sized], scaling: str | None) -> str:
             x_label="GPUs",
             y_label="tokens/s",
             lines={"planned": speeds},
-            dashed={f"linear from {first:,} GPUs": linear},
+            dashed={f"as on {best:,} GPUs": linear},
             log_x=True,
             log_y=True,
         ),

@@ -52,11 +52,11 @@ def test_a_curve_keeps_what_it_says(asking: Ask, kind: str) -> None:
     scaling = document["scaling"]
     assert scaling["kind"] == kind
     shares = [one["of_linear"] for one in scaling["efficiency"]]
-    assert shares[0] == 1.0
+    assert max(shares) == 1.0
     if kind == "strong":
         assert all(more >= fewer for more, fewer in pairwise(shares))
     speeds = [one["estimate"]["tokens_per_s_per_gpu"] for one in document["plans"]]
-    assert shares == pytest.approx([speed / speeds[0] for speed in speeds])
+    assert shares == pytest.approx([speed / max(speeds) for speed in speeds])
 
 
 def test_a_curve_goes_from_a_node_to_the_largest_cluster(
