@@ -15,18 +15,30 @@ from costmodel.inference.estimate import (
 from costmodel.inference.pools import Pools, pools
 from costmodel.inference.question import resolve
 from costmodel.inference.speculation import Speculation, speculation
-from costmodel.options import InferenceOptions, Pins
+from costmodel.options import (
+    InferenceOptions,
+    Pins,
+    SweepOptions,
+    inference_options,
+)
 from costmodel.report import (
     assumed_words,
     breakdown_words,
     bytes_table,
     pairs_table,
+)
+from costmodel.sweep import (
+    CLUSTER_AXES,
+    OF_TRAINING,
+    changed,
+    csv_text,
     show_sweep,
     sweep,
 )
 from profiles import load_model
 from profiles.commandline import JobOptions, console, emit_json, hint, warn
 from profiles.errors import Contradiction, InvalidSpec
+from profiles.files import write_text
 from profiles.hardware import DEFAULT_CLUSTER, Cluster, cluster
 from profiles.models import Model
 from profiles.units import format_bytes, format_seconds
@@ -175,6 +187,7 @@ AXES: Final = (
     *("gpus", "seq-len", "prompt-len", "new-tokens", "global-batch"),
     *("tp", "pp", "dp", "ep", "micro-batch", "micro-batches"),
     *("precision", "kv-cache-dtype", "quantization", "group-size"),
+    *(name.replace("_", "-") for name in CLUSTER_AXES),
 )
 SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
     "first token": lambda found: format_seconds(float(found.prefill.latency_s)),
@@ -186,13 +199,20 @@ SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
     "peak memory": lambda found: format_bytes(found.peak_memory_bytes),
     "fits": lambda found: "yes" if found.fits else "no",
 }
+SWEEP_CELLS: Final[Mapping[str, Callable[[InferenceEstimate], Any]]] = {
+    "first_token_s": lambda found: float(found.prefill.latency_s),
+    "step_s": lambda found: found.step_s,
+    "tokens_per_s": lambda found: found.asked.job.global_batch / found.step_s,
+    "peak_memory_bytes": lambda found: found.peak_memory_bytes,
+    "fits": lambda found: found.fits,
+}
 
 
 def answer(
     job: JobOptions,
     pins: Pins,
     options: InferenceOptions,
-    axes: Sequence[str],
+    what_if: SweepOptions,
     *,
     as_json: bool,
     details: bool = False,
@@ -200,16 +220,29 @@ def answer(
     """Print the estimate of the command line's question, or those along *axes*, as a
     table or one JSON document."""
     job.require("model")
+    what_if.require_sweep()
     named = load_model(job.model or "", seq_len=job.seq_len)
     where = cluster(job.cluster or DEFAULT_CLUSTER)
     price = partial(_priced, named, where)
-    if axes:
+    if what_if.sweep:
         options.require_no_what_if()
-        wrong = (Contradiction, InvalidSpec)
-        rows = list(sweep(axes, (job, pins, options), price, AXES, wrong))
+        if what_if.plot is not None:
+            raise Contradiction("--plot is of training; write --csv, or leave it out")
+        rows = list(
+            sweep(
+                what_if.sweep,
+                (job, pins, options),
+                price,
+                known=AXES,
+                groups={**OF_TRAINING, InferenceOptions: inference_options},
+                refused=(Contradiction, InvalidSpec),
+            )
+        )
+        if what_if.csv is not None:
+            write_text(what_if.csv, csv_text(rows, SWEEP_CELLS))
         show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
         return
-    found = price(job, pins, options)
+    found = price({}, job, pins, options)
     supposed = _supposed(found, options)
     if as_json:
         members = {name: one.document() for name, one in supposed.items()}
@@ -267,5 +300,7 @@ _WORDS: Final[Mapping[str, Callable[[Any], tuple[str, str]]]] = {
 }
 
 
-def _priced(model: Model, cluster: Cluster, *asked: Any) -> InferenceEstimate:
-    return inference_estimate(resolve(model, cluster, *asked))
+def _priced(
+    model: Model, cluster: Cluster, point: Mapping[str, Any], *asked: Any
+) -> InferenceEstimate:
+    return inference_estimate(resolve(model, changed(cluster, point), *asked))

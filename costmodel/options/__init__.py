@@ -20,5 +20,6 @@ if TYPE_CHECKING:
         layout_options,
         pins_cut,
     )
+    from costmodel.options.sweep import SweepOptions, sweep_options
 
 __all__, __getattr__ = public(__name__, __file__)

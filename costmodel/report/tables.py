@@ -23,7 +23,7 @@ from costmodel.report.data_parallel_baseline import (
     ComparedProcesses,
     compare_data_parallel,
 )
-from costmodel.report.networks import designs, network_rows
+from costmodel.report.networks import designs, network_table
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import Away, Memory
@@ -360,9 +360,9 @@ def extras(
     rampup: tuple[int, int, int] | None,
     compares: bool,
     radix: int | None = None,
-) -> Iterator[tuple[str, dict[str, Any], Rows]]:
+) -> Iterator[tuple[str, dict[str, Any], Rows | Table]]:
     """What the questions around a layout's price add: a member of the JSON document, by
-    name, and rows that stand below the price.
+    name, and rows or a table that stand below the price.
 
     A run of *tokens* tokens, its batch ramped up or not; where it *compares*, data
     parallelism in one process; and with a *radix*, networks of such switches.
@@ -381,7 +381,7 @@ def extras(
     if radix is not None:
         networks = designs(found, on, radix)
         document = {"networks": [one.document() for one in networks]}
-        yield "network_designs", document, tuple(network_rows(networks))
+        yield "network_designs", document, network_table(networks)
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,7 @@ from runtime.observe import (
     journals,
     measured_parts,
     untimed_steps,
+    write_actions,
 )
 from runtime.trace import resident_bytes
 from runtime.train import Setup, StepResult, Trainer, samples
@@ -108,6 +109,9 @@ class Run:
         for journal in self.journals:
             journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
+        trace = self.request.training.trace
+        if self.rank == 0 and trace is not None:
+            write_actions(Path(trace), reports, self.trainer, self.device.type)
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
             document["stopped"] = stopped
