@@ -189,7 +189,7 @@ def _sized(planning: Planning) -> tuple[Planning, Beside]:
     from planner.report import Beside
 
     asked, around = planning.asked, planning.wish.around
-    wanted = wanted_of(around.tokens, around.days, around.budget)
+    wanted = wanted_of(around.run, around.days, around.budget)
     if wanted is None:
         return planning, Beside()
     if asked.job.gpus is not None:
@@ -216,7 +216,7 @@ def _several(planning: Planning) -> None:
         planning.posed,
         planning.solved,
         asked.where,
-        wish.around.tokens,
+        wish.around.run,
         limits=planning.limits,
         as_json=wish.as_json,
     )

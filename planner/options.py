@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from costmodel.options import RunOptions, run_options
 from profiles.commandline import (
     Choice,
     Count,
@@ -28,7 +29,6 @@ OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
-MOST_TOKENS: Final = 1e18
 _RANGE: Final = re.compile(r"([^.]*)\.\.([^.]*)")
 _RULE: Final = (
     "write a number of GPUs, several (8,16,32), or a range that doubles from the first "
@@ -40,6 +40,7 @@ _RULE: Final = (
 class Around:
     """Each is None or False where the command line does not ask."""
 
+    run: RunOptions
     maximize: str | None = option(
         type=Choice(QUANTITIES),
         help="The largest seq-len, global-batch or number of layers that fits, and the "
@@ -72,12 +73,6 @@ class Around:
         is_flag=True,
         help="Also: what more memory, faster links and devices, and a doubled batch "
         "would buy.",
-    )
-    tokens: float | None = option(
-        type=Count(1, MOST_TOKENS),
-        metavar="N",
-        help="Also: days (and dollars, where the device has a price) to train N "
-        "tokens.",
     )
     days: float | None = option(
         type=FloatRange(0, 1e6, strictly=True),
@@ -182,7 +177,9 @@ class Wish:
         """Options that were given and say nothing of inference."""
         kept = ("top", "sizes", "as_json", "around")
         both: list[tuple[Any, Any]] = [(self, one) for one in fields(self)]
-        both += [(self.around, one) for one in fields(self.around)]
+        around, run = self.around, self.around.run
+        both += [(around, one) for one in fields(around) if one.name != "run"]
+        both += [(run, one) for one in fields(run)]
         return [
             f"--{one.name.replace('_', '-')}"
             for of, one in both
@@ -190,8 +187,13 @@ class Wish:
         ]
 
 
-around_options = collected("Questions around the plan", Around, "around")
+_questions = collected("Questions around the plan", Around, "around")
 search_options = collected("Search", Wish, "wish")
+
+
+def around_options(function: Function) -> Function:
+    """Add the options of `Around`, those of a whole run among them."""
+    return run_options(_questions(function))
 
 
 def several_gpus(function: Function) -> Function:

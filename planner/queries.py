@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.options import ExportOptions, Pins
+from costmodel.options import ExportOptions, Pins, RunOptions
 from planner.options import Around, Wish
 from profiles.commandline import (
     CalibrationOptions,
@@ -63,7 +63,7 @@ def refuse_beside_diff(wish: Wish, **more: bool) -> None:
     refuse_beside(
         "--diff",
         wish,
-        tokens=wish.around.tokens is not None,
+        tokens=wish.around.run.tokens is not None,
         any_stage=wish.any_stage,
         time_limit=wish.time_limit is not None,
         probability=wish.probability is not None,
@@ -149,8 +149,8 @@ def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None
         where = cluster(start["cluster"])
         own = replace(own, own_clusters={where.name: where})
         start["cluster"] = where.name
-    if wish.around.tokens is not None:
-        start["tokens"] = wish.around.tokens
+    if wish.around.run.tokens is not None:
+        start["tokens"] = wish.around.run.tokens
     server = Server(start, own, PORT if wish.port is None else wish.port)
     console().print(f"explore at {server.address} (Ctrl-C ends it)")
     serve(server)
@@ -200,7 +200,7 @@ def answer_each(
     pose: Callable[[int], Posed],
     solved: Callable[[Problem, Limits], Solution],
     where: str,
-    tokens: float | None,
+    run: RunOptions,
     *,
     limits: Callable[[], Limits],
     as_json: bool,
@@ -211,7 +211,7 @@ def answer_each(
     from planner.report import sizes_document, sizes_table, sizes_words
 
     rows = list(plans(sizes, pose, solved, limits))
-    document = sizes_document(rows, where, tokens)
+    document = sizes_document(rows, where, run)
     if not any(row.estimate for row in rows):
         premise(document)
         sound = [row for row in rows if row.posed is not None]
@@ -225,8 +225,8 @@ def answer_each(
         emit_json(document)
         return
     screen = console()
-    screen.print(sizes_table(rows, tokens))
-    screen.print(sizes_words(rows, tokens))
+    screen.print(sizes_table(rows, run))
+    screen.print(sizes_words(rows, run.tokens))
 
 
 def wanted_runners_up(wish: Wish) -> int:

@@ -19,5 +19,6 @@ if TYPE_CHECKING:
         layout_options,
         pins_cut,
     )
+    from costmodel.options.training_run import RECOVERIES, RunOptions, run_options
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
         layout_words,
         memory_table,
         pairs_table,
-        training_rows,
     )
     from costmodel.report.trace import chrome_trace
-    from costmodel.report.training_run import training
 
 __all__, __getattr__ = public(__name__, __file__)

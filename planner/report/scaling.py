@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from costmodel.report import training
+from costmodel.options import RunOptions
 from costmodel.simulation import Estimate
+from costmodel.training_run import training
 from planner.analysis import Sized, efficiency
 from planner.problem import short_candidate_words
 from planner.report.document import answer_document, nothing_document, premise_document
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def sizes_document(
-    rows: Sequence[Sized], where: str, tokens: float | None
+    rows: Sequence[Sized], where: str, run: RunOptions
 ) -> dict[str, Any]:
     """``{"plans": [...]}``: the document of one number of GPUs, for each of them."""
-    return {"plans": [_document(row, where, tokens) for row in rows]}
+    return {"plans": [_document(row, where, run) for row in rows]}
 
 
-def _document(row: Sized, where: str, tokens: float | None) -> dict[str, Any]:
+def _document(row: Sized, where: str, run: RunOptions) -> dict[str, Any]:
     posed, solution, found = row.posed, row.solution, row.estimate
     if posed is None:
         premise: dict[str, Any] = {"job": None, "cluster": where, "gpus": row.gpus}
@@ -33,8 +34,8 @@ def _document(row: Sized, where: str, tokens: float | None) -> dict[str, Any]:
     if solution is None or found is None:
         return {**premise, **nothing_document(solution), **_reason(row), **about}
     document = {**premise, **answer_document(posed.problem, solution), **about}
-    if tokens is not None:
-        document["training"] = training(found, tokens)
+    if run.tokens is not None:
+        document["training"] = training(found, run)
     return document
 
 
@@ -42,10 +43,11 @@ def _reason(row: Sized) -> dict[str, Any]:
     return {"infeasible": {"constraint": row.reason, "nearest": None}}
 
 
-def sizes_table(rows: Sequence[Sized], tokens: float | None) -> Table:
+def sizes_table(rows: Sequence[Sized], run: RunOptions) -> Table:
     """One line a number of GPUs: layout, speed, and what a whole run takes."""
     from rich.table import Table
 
+    tokens = run.tokens
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("GPUs", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
@@ -59,12 +61,12 @@ def sizes_table(rows: Sequence[Sized], tokens: float | None) -> Table:
         table.add_column(cost, justify="right", no_wrap=True)
     shares = efficiency(rows)
     for row in rows:
-        table.add_row(*_cells(row, shares, tokens, priced=priced))
+        table.add_row(*_cells(row, shares, run, priced=priced))
     return table
 
 
 def _cells(
-    row: Sized, shares: dict[int, float], tokens: float | None, *, priced: bool
+    row: Sized, shares: dict[int, float], run: RunOptions, *, priced: bool
 ) -> list[str]:
     found, solution = row.estimate, row.solution
     if found is None or solution is None or solution.best is None:
@@ -77,16 +79,13 @@ def _cells(
         f"{found.mfu:.1%}",
         f"{shares[row.gpus]:.0%}",
     ]
-    whole = training(found, tokens or 1e6)  # a million tokens, where none are named
-    if tokens is not None:
+    named = run.tokens is not None
+    whole = training(found, run if named else RunOptions(tokens=1e6))
+    if named:
         cells.append(f"{(whole['days'] or 0.0):,.1f}")
     if priced and whole["dollars"] is not None:
-        cells.append(f"{whole['dollars']:,.0f}" if tokens else _cents(whole["dollars"]))
+        cells.append(f"{whole['dollars']:,.{0 if named else 3}f}")
     return cells
-
-
-def _cents(dollars: float) -> str:
-    return f"{dollars:,.3f}"
 
 
 def sizes_words(rows: Sequence[Sized], tokens: float | None) -> str:

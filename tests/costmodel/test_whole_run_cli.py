@@ -136,7 +136,7 @@ def test_one_process_is_compared_with_one_each(
         ((*ASKED, *RAMP[:3], "2000", *RAMP[4:]), "start below it"),
         ((*ASKED, *RAMP[:4], "60", *RAMP[5:]), "choose a divisor of 1472"),
         ((*ASKED, *RAMP[:4], "4", *RAMP[5:]), "is not a multiple of 8"),
-        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--rampup-batch-size are about one"),
+        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--tokens is about one"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_2(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from costmodel.layout.strategy import Uniform
 from costmodel.machine.assembly import Machine
-from costmodel.report.training_run import BatchRamp, Ramped, ramped, training
+from costmodel.options import RunOptions
 from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.training_run import BatchRamp, Ramped, ramped, training
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.units import DAY_S
 from tests.golden.priced import job_of, layout_of, machine_of, priced
@@ -83,7 +84,7 @@ def test_the_integral_is_the_closed_form() -> None:
     closed = sum(share / batch * seconds for batch, seconds in alone.items())
     closed += (1e6 - ramp.samples) / 32 * found.step_time_s
     assert run.seconds == pytest.approx(closed, rel=1e-12)
-    document = training(found, 1e6 * found.job.seq_len, run)
+    document = training(found, RunOptions(tokens=1e6 * found.job.seq_len), run)
     assert document["days"] == pytest.approx(closed / DAY_S, rel=1e-12)
     level = 1e6 / 32 * found.step_time_s
     assert document["rampup"]["added"] == pytest.approx(closed / level - 1)
@@ -106,7 +107,9 @@ def test_small_batches_never_hasten_a_run(
     ramp = BatchRamp(start=start * each, increment=increment * each, samples=samples)
     choice = {"pp": pp, "dp": 8}
     found, run = run_of("gpt-125m", full * each, ramp, 2e6, **choice)
-    assert training(found, 2e6 * 2048, run)["rampup"]["added"] >= -1e-12
+    assert (
+        training(found, RunOptions(tokens=2e6 * 2048), run)["rampup"]["added"] >= -1e-12
+    )
     share = samples / rises
     closed = (2e6 - samples) / (full * each) * found.step_time_s + sum(
         share
