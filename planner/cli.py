@@ -232,7 +232,9 @@ def _one_plan(
         beside_present,
         export,
         others,
+        over_batches,
         probe,
+        require_ramp,
         why_not,
         write,
     )
@@ -244,18 +246,21 @@ def _one_plan(
     posed = _posed(asked, largest)
     posed = replace(posed, assumed={**planning.implied, **posed.assumed})
     problem = posed.problem
+    require_ramp(around.run, problem)
     require_answerable(problem, around, any_stage=wish.any_stage)
     planning.require_stages(problem)
     first = planning.searched(problem, limits)
     _require_found(problem, first, asked.where, limits)
     solution = planning.improved(problem, first, limits)
+    solution, ramped, said = over_batches(planning, problem, solution)
+    found += said
     compared = [first, *_others(problem, wish)]
     read = () if around.source is None else (around.source,)
     found += export(exporting, problem, solution, asked, read)
     if wish.out is not None and solution.best is not None:
         write(wish.out, problem, solution.best, asked)
     found += beside_present(now, problem, solution)
-    found += beside(problem, solution, around, largest, planning.solved, limits)
+    found += beside(problem, solution, around, largest, planning.solved, limits, ramped)
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
     found += why_not(problem, solution, around, asked, planning.solved)

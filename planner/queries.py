@@ -26,7 +26,9 @@ from profiles.hardware import DEFAULT_CLUSTER
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
+    from costmodel.training_run import Ramped
     from planner.analysis import Wanted
+    from planner.planning import Planning
     from planner.problem import Asked, Candidate, Posed, Problem, Solution
     from planner.report import Beside
     from planner.search import Limits
@@ -52,6 +54,7 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
         "--days": around.days is not None,
         "--budget": around.budget is not None,
         "--from": around.source is not None,
+        "--rampup-batch-size": around.run.rampup is not None,
     }
     for flag, said in flags.items():
         if said:
@@ -357,6 +360,43 @@ def sized(
         lines=(("sized", search.words(found)),),
         members={"sizing": search.document(found)},
     )
+
+
+def require_ramp(run: RunOptions, problem: Problem) -> None:
+    """Raise for a batch that cannot grow as asked, before anything is searched."""
+    if run.rampup is not None:
+        from costmodel.training_run import BatchRamp
+
+        ramp = BatchRamp.of(run)
+        assert ramp is not None
+        ramp.batches(problem.job.global_batch)
+
+
+def over_batches(
+    planning: Planning, problem: Problem, solution: Solution
+) -> tuple[Solution, Ramped | None, Beside]:
+    """The plan that is best over the whole of a ramp, its run, and what is said."""
+    from planner.report import Beside
+
+    run = planning.wish.around.run
+    if run.rampup is None or run.tokens is None or solution.best is None:
+        return solution, None, Beside()
+    from costmodel.training_run import RESTART_S, BatchRamp
+    from planner.ramp import over_ramp, ramp_document, ramp_lines
+
+    ramp = BatchRamp.of(run)
+    assert ramp is not None
+    found = over_ramp(
+        problem,
+        solution,
+        ramp,
+        tokens=run.tokens,
+        replan_s=RESTART_S if run.restart_time is None else run.restart_time,
+        planned=planning.at_batch,
+    )
+    document = {"over_ramp": ramp_document(found)}
+    beside = Beside(lines=ramp_lines(found), members=document)
+    return found.recommended(problem, solution), found.ramped(), beside
 
 
 def why_not(

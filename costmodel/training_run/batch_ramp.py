@@ -79,15 +79,18 @@ class BatchRamp:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramped:
-    """A ramp whose batches are priced: seconds and number of the steps of each."""
+    """A ramp whose batches are priced: seconds and number of the steps of each; and
+    seconds between phases that have layouts of their own."""
 
     ramp: BatchRamp
     steps: dict[int, float]
     step_time_s: dict[int, float]
+    replans_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return sum(count * self.step_time_s[one] for one, count in self.steps.items())
+        own = self.step_time_s
+        return self.replans_s + sum(n * own[one] for one, n in self.steps.items())
 
 
 def ramped(found: Answer, on: Machine, ramp: BatchRamp, tokens: float) -> Ramped:

@@ -87,7 +87,7 @@ def _pool(found: Answer, run: RunOptions) -> Pool | None:
 
 def _require_not_asked(run: RunOptions) -> None:
     """Raise Unsupported for what is about failures, where none are known."""
-    for name in ("recovery", "spare_nodes", "monte_carlo", "restart_time"):
+    for name in ("recovery", "spare_nodes", "monte_carlo"):
         if getattr(run, name) is not None:
             raise Unsupported(
                 f"--{name.replace('_', '-')}: nobody says how often nodes fail; give "
