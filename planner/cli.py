@@ -99,6 +99,11 @@ def plan(
         )
         return
     latency.require_inference()
+    if wish.around.jobs is not None:
+        from planner.queries import share
+
+        share(job, pins, wish, [*flags(learning), *flags(exporting)])
+        return
     if wish.serve or wish.port is not None:
         from planner.queries import explore
 
@@ -252,7 +257,9 @@ def _one_plan(
     first = planning.searched(problem, limits)
     _require_found(problem, first, asked.where, limits)
     solution = planning.improved(problem, first, limits)
-    solution, ramped, said = over_batches(planning, problem, solution)
+    solution, ramped, said = over_batches(
+        around.run, problem, solution, planning.at_batch
+    )
     found += said
     compared = [first, *_others(problem, wish)]
     read = () if around.source is None else (around.source,)

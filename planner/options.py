@@ -98,6 +98,12 @@ class Around:
         help="Also: each operator's best sharding on the layout's mesh, by integer "
         "program.",
     )
+    jobs: Path | None = option(
+        type=FilePath(),
+        metavar="FILE",
+        help="In place of --model: how several jobs, of a TOML or JSON file, share the "
+        "GPUs.",
+    )
     compare_frameworks: bool = option(
         default=False,
         is_flag=True,

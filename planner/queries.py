@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from costmodel.formats import Present
     from costmodel.training_run import Ramped
     from planner.analysis import Wanted
-    from planner.planning import Planning
     from planner.problem import Asked, Candidate, Posed, Problem, Solution
     from planner.report import Beside
     from planner.search import Limits
@@ -157,6 +156,31 @@ def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None
     server = Server(start, own, PORT if wish.port is None else wish.port)
     console().print(f"explore at {server.address} (Ctrl-C ends it)")
     serve(server)
+
+
+def share(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None:
+    """How several jobs share the GPUs; raises Contradiction for what is about one."""
+    from planner.jobs import answer
+    from planner.problem import Goal
+
+    kept = ("--jobs", "--report", "--time-limit", "--executable", "--probability")
+    asked = {"model", "seq_len", "global_batch", "profile"} & given(job).keys()
+    wrong = [f"--{name.replace('_', '-')}" for name in sorted(asked)]
+    wrong += [one for one in wish.of_training if one not in kept]
+    if wish.sizes:
+        wrong.append("several numbers of --gpus")
+    if wrong := wrong + refused:
+        raise Contradiction(f"--jobs has no use for {', '.join(wrong)}; leave it out")
+    assert wish.around.jobs is not None
+    answer(
+        wish.around.jobs,
+        job,
+        pins,
+        Goal(executable=wish.executable, probability=wish.probability),
+        report=wish.report,
+        time_limit_s=wish.time_limit,
+        as_json=wish.as_json,
+    )
 
 
 def compare(
@@ -373,12 +397,15 @@ def require_ramp(run: RunOptions, problem: Problem) -> None:
 
 
 def over_batches(
-    planning: Planning, problem: Problem, solution: Solution
+    run: RunOptions,
+    problem: Problem,
+    solution: Solution,
+    planned: Callable[[int], Solution | None],
 ) -> tuple[Solution, Ramped | None, Beside]:
-    """The plan that is best over the whole of a ramp, its run, and what is said."""
+    """The plan that is best over the whole of a ramp, its run, and what is said;
+    *planned* answers at another batch."""
     from planner.report import Beside
 
-    run = planning.wish.around.run
     if run.rampup is None or run.tokens is None or solution.best is None:
         return solution, None, Beside()
     from costmodel.training_run import RESTART_S, BatchRamp
@@ -392,7 +419,7 @@ def over_batches(
         ramp,
         tokens=run.tokens,
         replan_s=RESTART_S if run.restart_time is None else run.restart_time,
-        planned=planning.at_batch,
+        planned=planned,
     )
     document = {"over_ramp": ramp_document(found)}
     beside = Beside(lines=ramp_lines(found), members=document)
