@@ -39,7 +39,9 @@ class OverRamp:
 
     def seconds_of(self, layout: int) -> float:
         own = self.times_s[layout]
-        return sum(count * own.get(one, inf) for one, count in self.steps.items())
+        if not self.steps.keys() <= own.keys():
+            return inf
+        return sum(count * own[one] for one, count in self.steps.items())
 
     @property
     def whole(self) -> int | None:

@@ -47,7 +47,7 @@ def phases(
                 reached[layout], last[layout] = other_s, best
         before.append(last)
         for layout, own in enumerate(times_s):
-            reached[layout] += count * own.get(batch, inf)
+            reached[layout] += count * own[batch] if batch in own else inf
     layout = min(range(len(reached)), key=reached.__getitem__)
     if reached[layout] == inf:
         return None

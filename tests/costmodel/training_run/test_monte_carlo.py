@@ -72,6 +72,14 @@ def test_of_fewer_nodes_the_formula_is_right_to_first_order(
     assert abs(difference) <= SIGMAS * error + 0.01
 
 
+def test_returns_to_all_nodes_are_restarts() -> None:
+    """Repairs of a tenth of a restart's rarity: 4 % of the time is restarts of them."""
+    job = FailureModel(mtbf_s=1e5, checkpoint_s=10, restart_s=6000)
+    pool = Pool(nodes=10, spares=0, mtbf_s=1e6, repair_s=4e4, fewer=(0.9, 0.8, 0.7))
+    difference, error = off(job, pool, 2000)
+    assert abs(difference) <= SIGMAS * error + 0.005
+
+
 def test_a_run_is_drawn_alike_each_time() -> None:
     job = FailureModel(mtbf_s=1e4, checkpoint_s=10, restart_s=100)
     pool = Pool(nodes=10, spares=0, mtbf_s=1e5, repair_s=0.0)

@@ -10,6 +10,7 @@ import pytest
 from costmodel.options import RunOptions
 from costmodel.simulation.estimator import Estimate
 from costmodel.training_run.failures import failures, fewer_speeds
+from costmodel.training_run.goodput import FailureModel
 from costmodel.training_run.recovery import copies, group_width, log_bytes, replayed
 from profiles.errors import Contradiction
 from profiles.models.spec import DecoderSpec
@@ -128,26 +129,27 @@ def test_fewer_nodes_run_with_fewer_replicas() -> None:
     assert speeds[2] == pytest.approx(0.25, rel=0.01)
 
 
-def test_a3_swift_saves_up_to_a_seventh_of_a_run() -> None:
+def test_a3_what_swift_saves_of_a_run_is_in_reach() -> None:
     """Zhong et al. (PPoPP 2023), abstract: up to 1.16 times faster than going back to
-    a checkpoint. Against the best interval, failures once in 20 minutes to 4 hours and
-    checkpoints of 2 to 30 s, replicas gain 1 to 16 % and more of dearer ones."""
-    from costmodel.training_run.goodput import FailureModel
+    checkpoints. Of jobs that fail once in 20 minutes to a day, with checkpoints of 2 to
+    20 s as often as is best, a replica makes the whole run 1.01 to 1.2 times faster,
+    less the rarer failures are; the paper's own settings are not known here."""
+    gains = [
+        [_gain(60.0 * minutes, checkpoint_s) for minutes in (20, 60, 240, 1440)]
+        for checkpoint_s in (2.0, 10.0, 20.0)
+    ]
+    for row in gains:
+        assert row == sorted(row, reverse=True)
+    assert min(map(min, gains)) == pytest.approx(1.007, abs=0.003)
+    assert 1.16 <= max(map(max, gains)) <= 1.25
 
-    gains = {}
-    for minutes in (20, 60, 240):
-        for checkpoint_s in (2.0, 5.0, 10.0):
-            one = FailureModel(
-                mtbf_s=60.0 * minutes, checkpoint_s=checkpoint_s, restart_s=30.0
-            )
-            best = one.goodput(one.best_interval_s)
-            other = FailureModel(
-                mtbf_s=60.0 * minutes,
-                checkpoint_s=0.0,
-                restart_s=30.0,
-                replay=0.0,
-                step_s=1.0,
-            )
-            gains[minutes, checkpoint_s] = other.goodput(3600.0) / best
-    assert min(gains.values()) > 1.01
-    assert max(gains.values()) == pytest.approx(1.16, abs=0.04)
+
+def _gain(mtbf_s: float, checkpoint_s: float) -> float:
+    """The whole time from checkpoints over that with a replica, which reads none."""
+    plain = FailureModel(
+        mtbf_s=mtbf_s, checkpoint_s=checkpoint_s, restart_s=30.0 + checkpoint_s
+    )
+    copied = FailureModel(
+        mtbf_s=mtbf_s, checkpoint_s=0.0, restart_s=30.0, replay=0.0, step_s=1.0
+    )
+    return copied.goodput(3600.0) / plain.goodput(plain.best_interval_s)
