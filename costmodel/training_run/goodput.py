@@ -13,7 +13,7 @@ that, exactly,
     κ = φ(s/M) / φ(ρs/M),   φ(x) = (e^x − 1)/x
 
 With ρ = 1 this is Daly's M e^(R/M) (e^((w+δ)/M) − 1); to first order it is Swift's
-1 − δ/τ − (R + ρw/2 + …)/M. With y = ρw/M, it is best where e^y (1 − y) = κ/(κ + ρa),
+1 − (δ/τ + (R + replay)/M), with τ from one checkpoint to the next. With y = ρw/M, it is best where e^y (1 − y) = κ/(κ + ρa),
 a = e^(δ/M) − 1; to first order √(2δM): Young, CACM 17(9), 1974; of higher order Daly,
 Future Generation Computer Systems 22(3), 2006, equation 37.
 """
@@ -68,6 +68,17 @@ class FailureModel:
         if work_s <= 0 or interval_s + self.restart_s > HOPELESS * self.mtbf_s:
             return 0.0
         return work_s / self.cycle_s(work_s)
+
+    def first_order(self, interval_s: float) -> float:
+        """The same where no failure falls into another's recovery, as failures that
+        were counted in a run, and their restarts, are.
+
+        >>> FailureModel(mtbf_s=1000, checkpoint_s=2, restart_s=40).first_order(100)
+        0.89
+        """
+        replay_s = (self.replay * interval_s + (1 - self.replay) * self.step_s) / 2
+        lost = self.checkpoint_s / interval_s
+        return max(0.0, 1 - lost - (self.restart_s + replay_s) / self.mtbf_s)
 
     def cycle_s(self, work_s: float) -> float:
         """E(w): the expected seconds of *work_s* of training and the checkpoint."""

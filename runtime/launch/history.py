@@ -132,7 +132,7 @@ class Spent:
         interval_s = (every or len(self.steps_s)) * step_s + save_s
         best = model.best_interval_s
         return {
-            "predicted": model.goodput(interval_s),
+            "predicted": model.first_order(interval_s),
             "best_interval_s": None if best in (0, inf) else best,
         }
 

@@ -58,8 +58,9 @@ def test_to_first_order_it_is_swifts_formula() -> None:
         one = FailureModel(
             mtbf_s=1e6, checkpoint_s=2, restart_s=40, replay=replay, step_s=4
         )
-        replay_s = replay * 98 / 2 + (1 - replay) * 4 / 2
+        replay_s = replay * 100 / 2 + (1 - replay) * 4 / 2
         first = 1 - (2 / 100 + (40 + replay_s) / 1e6)
+        assert one.first_order(100) == pytest.approx(first)
         assert one.goodput(100) == pytest.approx(first, abs=1e-5)
 
 
