@@ -13,8 +13,11 @@ that, exactly,
     κ = φ(s/M) / φ(ρs/M),   φ(x) = (e^x − 1)/x
 
 With ρ = 1 this is Daly's M e^(R/M) (e^((w+δ)/M) − 1); to first order it is Swift's
-1 − (δ/τ + (R + replay)/M), with τ from one checkpoint to the next. With y = ρw/M, it is best where e^y (1 − y) = κ/(κ + ρa),
-a = e^(δ/M) − 1; to first order √(2δM): Young, CACM 17(9), 1974; of higher order Daly,
+1 − (δ/τ + (R + replay)/M), with τ from one checkpoint to the next. It is best where
+
+    e^y (1 − y) = κ / (κ + ρa),   y = ρw/M,   a = e^(δ/M) − 1
+
+which is √(2δM) to first order (Young, CACM 17(9), 1974), and of higher order Daly's,
 Future Generation Computer Systems 22(3), 2006, equation 37.
 """
 

@@ -147,7 +147,7 @@ def between(batches: Sequence[int]) -> list[int]:
     """The first of them, and the nearest to so many at equal ratios after it.
 
     >>> between(list(range(16, 1600, 16)))
-    [16, 80, 352]
+    [16, 80, 336]
     """
     if not batches:
         return []
