@@ -197,6 +197,11 @@ def _sized(planning: Planning) -> tuple[Planning, Beside]:
     wanted = wanted_of(around.run, around.days, around.budget)
     if wanted is None:
         return planning, Beside()
+    if around.run.rampup is not None:
+        raise Contradiction(
+            "--rampup-batch-size is about one plan, and --days and --budget compare "
+            "several; leave one or the other out"
+        )
     if asked.job.gpus is not None:
         raise Contradiction(
             f"--gpus {asked.job.gpus} is what --days and --budget ask for; leave it out"

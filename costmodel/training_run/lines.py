@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profiles.units import format_bytes, format_count, format_seconds
+from profiles.units import DAY_S, format_bytes, format_count, format_seconds
 
 Rows = tuple[tuple[str, str], ...]
 _UNITS = {
@@ -59,12 +59,14 @@ def _failures(failures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if failures["days"] is None:
         yield "failures", f"{mtbf}: they leave no time to train"
         return
+    every = f"every {format_seconds(failures['interval_s'])}"
+    if failures["interval_s"] >= failures["days"] * failures["goodput"] * DAY_S:
+        every = "at the end"
     lost = (
         f"{mtbf}, {_in_full(failures['expected'])} in the run: "
         f"{_in_full(failures['days'])} days with them, goodput "
         f"{failures['goodput']:.1%} with a checkpoint of "
-        f"{format_seconds(failures['checkpoint_s'])} every "
-        f"{format_seconds(failures['interval_s'])}"
+        f"{format_seconds(failures['checkpoint_s'])} {every}"
     )
     yield "failures", f"{lost}; {', '.join(_costs(failures))}"
     yield "recovery", _recovery(failures)

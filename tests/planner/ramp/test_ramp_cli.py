@@ -14,7 +14,7 @@ from planner.__main__ import main
 RAMP = ("--tokens", "2e10", "--rampup-batch-size", "8", "8", "900000")
 ASKED = (
     *("--model", "gpt-1.3b", "--gpus", "16", "--global-batch", "128"),
-    *("--schedule", "1f1b", "--top", "1"),
+    *("--pp", "1", "--cp", "1", "--top", "1"),
 )
 
 
@@ -87,6 +87,7 @@ def test_both_are_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         (("--rampup-batch-size", "8", "7", "900"), "choose a divisor of 120"),
         (("--rampup-batch-size", "128", "8", "900"), "start below it"),
         ((*RAMP[2:], "--gpus", "8,16"), "--rampup-batch-size is about one plan"),
+        ((*RAMP[2:], "--days", "9"), "--rampup-batch-size is about one plan"),
         ((*RAMP[2:], "--dp", "16"), "on 16 GPUs was found for a batch of 8"),
     ],
 )
