@@ -12,7 +12,7 @@ from planner.jobs.jobs_file import Entry
 from planner.problem import Asked, Candidate, Goal
 from planner.search import Limits, search_called
 from profiles import load_model
-from profiles.commandline import JobOptions, progress
+from profiles.commandline import JobOptions, counted
 from profiles.errors import InvalidQuestion, OutOfTime
 from profiles.hardware import Cluster
 from profiles.models import Model
@@ -60,17 +60,14 @@ class Planner:
         """Each job on every number of GPUs up to *gpus*; like ones are planned once."""
         known: dict[tuple[str, int | None, int], Job] = {}
         counts = sizes(gpus, self.cluster.island.devices_per_node)
-        with progress() as bar:
-            task = bar.add_task("planning jobs", total=len(entries))
-            for name, entry in entries:
-                model = load_model(entry.model, seq_len=entry.seq_len)
-                one = Job(name=name, entry=entry, model=model)
-                like = (entry.model, entry.seq_len, one.batch)
-                if like not in known:
-                    known[like] = self._planned(one, counts)
-                before = known[like]
-                bar.advance(task)
-                yield replace(one, plans=before.plans, spilled=before.spilled)
+        for name, entry in counted(entries, len(entries), "planning jobs"):
+            model = load_model(entry.model, seq_len=entry.seq_len)
+            one = Job(name=name, entry=entry, model=model)
+            like = (entry.model, entry.seq_len, one.batch)
+            if like not in known:
+                known[like] = self._planned(one, counts)
+            before = known[like]
+            yield replace(one, plans=before.plans, spilled=before.spilled)
 
     def _planned(self, job: Job, counts: Sequence[int]) -> Job:
         tried = {n: self._best(job, n, self.pins) for n in counts}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from costmodel.training_run.goodput import FailureModel
 from profiles.errors import InvalidSpec
+from tests.support.rows import Obtained
 
 shares = st.floats(1e-4, 0.3)
 replays = st.floats(0.001, 1)
@@ -75,11 +76,13 @@ def test_less_done_again_is_never_worse(
     assert rows == sorted(rows)
 
 
-def test_a_replica_loses_no_step() -> None:
+@pytest.mark.row("A3", "steps lost with a replica", expected="0")
+def test_a_replica_loses_no_step(obtained: Obtained) -> None:
     """But the one under way, half of it on average; and needs no checkpoint."""
     one = FailureModel(mtbf_s=1e5, checkpoint_s=0, restart_s=60, replay=0, step_s=20)
     assert one.goodput(1e4) == pytest.approx(1 - (60 + 10) / 1e5, rel=1e-5)
     assert one.best_interval_s == inf
+    obtained("0, and half of the one under way")
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1])

@@ -15,6 +15,7 @@ from costmodel.training_run.recovery import copies, group_width, log_bytes, repl
 from profiles.errors import Contradiction
 from profiles.models.spec import DecoderSpec
 from tests.golden.priced import job_of, priced
+from tests.support.rows import Obtained
 
 NODE = 8
 LONG = 30 * 86400.0
@@ -62,7 +63,12 @@ def test_logs_need_a_pipeline_over_nodes() -> None:
     assert group_width(one.layout, NODE) == 4
 
 
-def test_what_a_log_does_again_is_independent_of_the_pipelines_length() -> None:
+@pytest.mark.row(
+    "A3", "seconds that a log repeats for a step, on 2 to 16 stages", expected="alike"
+)
+def test_what_a_log_does_again_is_independent_of_the_pipelines_length(
+    obtained: Obtained,
+) -> None:
     """Four layers a stage, 32 micro-batches: a lost step takes one group as long on any
     number of stages, m (t_f + t_b) and the step's end, while the step takes longer."""
     again_s, steps_s = [], []
@@ -73,6 +79,7 @@ def test_what_a_log_does_again_is_independent_of_the_pipelines_length() -> None:
         one = priced(deep, pp=pp, dp=8)
         again_s.append(replayed(one, 1) * one.step_time_s)
         steps_s.append(one.step_time_s)
+    obtained(", ".join(f"{seconds:.2f}" for seconds in again_s))
     assert again_s == pytest.approx([again_s[0]] * 4, rel=0.02)
     assert steps_s[-1] > 1.3 * steps_s[0]
     one = found()
@@ -129,7 +136,13 @@ def test_fewer_nodes_run_with_fewer_replicas() -> None:
     assert speeds[2] == pytest.approx(0.25, rel=0.01)
 
 
-def test_a3_what_swift_saves_of_a_run_is_in_reach() -> None:
+@pytest.mark.row(
+    "A3",
+    "how much faster a run is than from checkpoints",
+    expected="up to 1.16",
+    misses="the paper's settings are not known here, so that no one of them is shown",
+)
+def test_a3_what_swift_saves_of_a_run_is_in_reach(obtained: Obtained) -> None:
     """Zhong et al. (PPoPP 2023), abstract: up to 1.16 times faster than going back to
     checkpoints. Of jobs that fail once in 20 minutes to a day, with checkpoints of 2 to
     20 s as often as is best, a replica makes the whole run 1.01 to 1.2 times faster,
@@ -138,6 +151,7 @@ def test_a3_what_swift_saves_of_a_run_is_in_reach() -> None:
         [_gain(60.0 * minutes, checkpoint_s) for minutes in (20, 60, 240, 1440)]
         for checkpoint_s in (2.0, 10.0, 20.0)
     ]
+    obtained(f"{min(map(min, gains)):.2f} to {max(map(max, gains)):.2f}")
     for row in gains:
         assert row == sorted(row, reverse=True)
     assert min(map(min, gains)) == pytest.approx(1.007, abs=0.003)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.__main__ import main
+from tests.support.rows import Obtained
 
 TWO = """
 [[jobs]]
@@ -94,8 +95,14 @@ def test_a_table_and_a_page_show_the_schedule(
     assert "2 jobs on 2 GPUs of dgx-a100-80gb" in html
 
 
+@pytest.mark.row(
+    "H10",
+    "models of 6 billion parameters, each on one commodity GPU: throughput over that "
+    "one after another",
+    expected="1.5 to 2",
+)
 def test_h10_six_billion_parameters_on_a_commodity_gpu(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, obtained: Obtained
 ) -> None:
     """Hydra trains models of 6 billion parameters on GPUs of 11 to 24 GiB, and gains
     50 to 100 % over one after another; here 12 of 6.7 billion on eight of 24 GiB."""
@@ -109,7 +116,9 @@ def test_h10_six_billion_parameters_on_a_commodity_gpu(
     assert best["policy"] == "sharded"
     assert best["makespan_s"] <= 1.1 * best["lower_bound_s"]
     in_turn = next(o for o in found["alternatives"] if o["policy"] == "in turn")
-    assert 1.5 <= in_turn["makespan_s"] / best["makespan_s"] <= 2.0
+    gain = in_turn["makespan_s"] / best["makespan_s"]
+    obtained(f"{gain:.2f}")
+    assert 1.5 <= gain <= 2.0
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.jobs.sharded import sharded
+from tests.support.rows import Obtained
 
 
-def test_h10_twelve_equal_jobs_on_eight_gpus() -> None:
+@pytest.mark.row(
+    "H10", "makespan of 12 equal jobs on 8 GPUs over Σ work / 8", expected="at most 1.1"
+)
+def test_h10_twelve_equal_jobs_on_eight_gpus(obtained: Obtained) -> None:
     """The makespan is at most 1.1 times Σ work / 8; whole jobs would need 1.33."""
     found = sharded(dict.fromkeys(map(str, range(12)), 100.0), 8)
     assert found.lower_s == 150
+    obtained(f"{found.makespan_s / found.lower_s:.3f}")
     assert found.makespan_s <= 1.1 * found.lower_s
     assert found.gap < 0.02
 
@@ -90,12 +95,17 @@ CASES = [
 ]
 
 
+@pytest.mark.row(
+    "H10", "LRTF over the integer program, small cases", expected="at most 1.05"
+)
 @pytest.mark.parametrize("chains", CASES, ids=str)
 def test_h10_largest_remaining_time_first_is_near_the_best(
-    chains: dict[str, tuple[int, int]],
+    chains: dict[str, tuple[int, int]], obtained: Obtained
 ) -> None:
     """Within 5 % of the integer program, on two GPUs."""
     best = fewest(chains, 2)
     work = {name: float(count * s) for name, (count, s) in chains.items()}
     units = {name: float(seconds) for name, (_, seconds) in chains.items()}
-    assert sharded(work, 2, units).makespan_s <= 1.05 * best
+    found = sharded(work, 2, units).makespan_s
+    obtained(f"{found / best:.3f}")
+    assert found <= 1.05 * best
