@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,7 @@ _RULE: Final = (
 class Around:
     """Each is None or False where the command line does not ask."""
 
-    run: RunOptions
+    run: RunOptions = field(default_factory=RunOptions)
     maximize: str | None = option(
         type=Choice(QUANTITIES),
         help="The largest seq-len, global-batch or number of layers that fits, and the "

@@ -19,6 +19,13 @@ STATE_BYTES: Final = 4  # of a parameter's master, and of each of its moments
 RESTART_S: Final = 600.0  # [assumed] from a failure to the first step after it
 WRITE_BYTES_PER_S: Final = 0.25e9  # [assumed] a device's share of shared storage
 REPAIR_S: Final = 24 * HOUR_S  # [assumed] until a failed node is back
+OF_FAILURES: Final = (  # options about them
+    "recovery",
+    "spare_nodes",
+    "monte_carlo",
+    "save_interval",
+    "storage_bandwidth",
+)
 MOST_MISSING: Final = 4  # nodes without which a job still goes on
 
 
@@ -87,7 +94,7 @@ def _pool(found: Answer, run: RunOptions) -> Pool | None:
 
 def _require_not_asked(run: RunOptions) -> None:
     """Raise Unsupported for what is about failures, where none are known."""
-    for name in ("recovery", "spare_nodes", "monte_carlo"):
+    for name in OF_FAILURES:
         if getattr(run, name) is not None:
             raise Unsupported(
                 f"--{name.replace('_', '-')}: nobody says how often nodes fail; give "

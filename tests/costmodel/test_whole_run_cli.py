@@ -195,6 +195,7 @@ def test_one_process_is_compared_with_one_each(
         ((*ASKED, "--mtbf", "100"), "--mtbf is about a whole run; give its --tokens"),
         ((*ASKED, *RAMP[:2], "--eval-iters", "9"), "give --eval-interval"),
         ((*ASKED, *RAMP[:2], "--monte-carlo", "9"), "give --mtbf HOURS"),
+        ((*ASKED, *RAMP[:2], "--save-interval", "9"), "--save-interval: nobody says"),
         ((*FAILING, "--repair-time", "9"), "give --spare-nodes too"),
         ((*FAILING, "--recovery", "replica"), "no state has copies on two nodes"),
         ((*FAILING, "--recovery", "prayer"), "must be one of checkpoint, replica, log"),
