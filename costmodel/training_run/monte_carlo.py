@@ -8,7 +8,7 @@ trains and saves in turn. All runs go on together as arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from profiles.errors import InvalidSpec
 SEED: Final = 1234  # Megatron-LM's
 NORMAL: Final = 1.959964  # of a 95 % interval
 MOST_EVENTS: Final = 50_000  # of one run
+MOST_DRAWN: Final = 1e8  # of all runs
 ROUNDING: Final = 1e-9
 SOON_S: Final = 1e-9  # a spare that is always there
 Floats = NDArray[np.float64]
@@ -61,21 +62,26 @@ def drawn(
     """
     every_s = interval_s - job.checkpoint_s
     cycles = max(1, round(work_s / every_s))
-    expected = pool.goodput(job, interval_s)
-    if expected <= 0 or _events(pool, cycles * every_s / expected) > MOST_EVENTS:
-        raise InvalidSpec(
-            "--monte-carlo: a run has more than "
-            f"{MOST_EVENTS:,} failures and repairs; give a longer --mtbf, or fewer "
-            "--tokens"
-        )
+    _require_few(pool, cycles * every_s, pool.goodput(job, interval_s), runs)
     draw = _Draw(job, pool, every_s, cycles, runs)
     while draw.active.size:
         draw.advance()
     return Drawn(work_s=cycles * every_s, wall_s=draw.wall, failures=draw.failures)
 
 
-def _events(pool: Pool, seconds: float) -> float:
-    return 2 * seconds * pool.nodes / pool.mtbf_s
+def _require_few(pool: Pool, work_s: float, goodput: float, runs: int) -> None:
+    """Raise InvalidSpec where it would take minutes to draw them."""
+    events = 2 * work_s / goodput * pool.nodes / pool.mtbf_s if goodput else inf
+    if events > MOST_EVENTS:
+        raise InvalidSpec(
+            f"--monte-carlo: a run has more than {MOST_EVENTS:,} failures and repairs; "
+            "give a longer --mtbf, or fewer --tokens"
+        )
+    if events * runs > MOST_DRAWN:
+        raise InvalidSpec(
+            f"--monte-carlo: {runs:,} runs have {events * runs:,.0f} failures and "
+            f"repairs; choose {max(2, int(MOST_DRAWN / events)):,} runs at most"
+        )
 
 
 class _Draw:

@@ -106,3 +106,6 @@ def test_too_many_failures_to_draw_are_refused() -> None:
         drawn(job, pool, 5, 1e7, 10)
     with pytest.raises(InvalidSpec, match="--monte-carlo"):
         drawn(job, pool, 50_000, 1e7, 10)
+    rare = FailureModel(mtbf_s=1e3, checkpoint_s=1, restart_s=1)
+    with pytest.raises(InvalidSpec, match=r"choose 5,.* runs at most"):
+        drawn(rare, Pool(nodes=1, spares=0, mtbf_s=1e3, repair_s=0.0), 50, 8e6, 99_999)
