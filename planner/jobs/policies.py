@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.jobs.moldable import Moldable, schedule
 from planner.jobs.sharded import sharded
@@ -126,10 +126,4 @@ def _with_late(policy: Policy, deadlines: Mapping[str, float]) -> Policy:
         for name, end_s in policy.ends_s.items()
         if end_s > deadlines[name] * (1 + 1e-9)
     )
-    return Policy(
-        name=policy.name,
-        bars=policy.bars,
-        ends_s=policy.ends_s,
-        lower_s=policy.lower_s,
-        late=late,
-    )
+    return replace(policy, late=late)
