@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from costmodel.options import RunOptions, run_options
+from costmodel.options import RunOptions, SweepOptions, run_options
 from profiles.commandline import (
     Choice,
     Count,
@@ -26,12 +26,12 @@ from profiles.commandline import (
 )
 
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+SCALINGS: Final = ("weak", "strong")
 SEARCHES: Final = (  # of `planner.search`, which help does not load
     *("branch-and-bound", "exhaustive", "mcmc", "megatron", "hf-ladder", "fsdp"),
     *("deepspeed", "2bw", "pipedream", "recursive"),
 )
 OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
-TOP: Final = 5
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
@@ -110,6 +110,17 @@ class Around:
         help="In place of --model: how several jobs, of a TOML or JSON file, share the "
         "GPUs.",
     )
+    versus: str | None = option(
+        type=text,
+        metavar="CLUSTER,…",
+        help="The same job planned on other clusters too: time, cost, energy, and the "
+        "price at which each breaks even.",
+    )
+    scaling: str | None = option(
+        type=Choice(SCALINGS),
+        help="A scaling curve over several --gpus, by default from a node to 131,072: "
+        "strong keeps the global batch, weak that of each GPU.",
+    )
     compare_frameworks: bool = option(
         default=False,
         is_flag=True,
@@ -123,10 +134,11 @@ class Wish:
     layout."""
 
     around: Around
+    what_if: SweepOptions
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
     objective: str = option(default="throughput", type=Choice(OBJECTIVES))
     top: int = option(
-        default=TOP,
+        default=5,
         type=IntRange(0, MOST_RUNNERS_UP),
         metavar="K",
         help="Runners-up to name.",
@@ -192,13 +204,13 @@ class Wish:
     @property
     def of_training(self) -> list[str]:
         """Options that were given and say nothing of inference."""
-        kept = ("top", "details", "sizes", "as_json", "around")
-        both: list[tuple[Any, Any]] = [(self, one) for one in fields(self)]
+        kept = ("top", "details", "sizes", "as_json", "around", "what_if", "run")
         around, run = self.around, self.around.run
-        both += [(around, one) for one in fields(around) if one.name != "run"]
-        both += [(run, one) for one in fields(run)]
+        both: list[tuple[Any, Any]] = [
+            (of, one) for of in (self, around, run, self.what_if) for one in fields(of)
+        ]
         return [
-            f"--{one.name.replace('_', '-')}"
+            one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
             for of, one in both
             if one.name not in kept and getattr(of, one.name) != one.default
         ]

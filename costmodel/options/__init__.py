@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         CACHE_FORMATS,
         QUANTIZATIONS,
         InferenceOptions,
+        for_inference,
         inference_options,
     )
     from costmodel.options.pins import (
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         layout_options,
         pins_cut,
     )
+    from costmodel.options.sweep import SweepOptions, sweep_options
     from costmodel.options.training_run import RECOVERIES, RunOptions, run_options
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -1,4 +1,4 @@
-"""What `simulate` shows: tables, pages, traces, sweeps, whole runs."""
+"""What `simulate` shows: tables, pages, whole runs."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from costmodel.report.html_page import runs_page
     from costmodel.report.networks import RADIX
     from costmodel.report.svg import gantt
-    from costmodel.report.sweeps import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
@@ -22,6 +21,5 @@ if TYPE_CHECKING:
         memory_table,
         pairs_table,
     )
-    from costmodel.report.trace import chrome_trace
 
 __all__, __getattr__ = public(__name__, __file__)
