@@ -70,13 +70,23 @@ class Planner:
             yield replace(one, plans=before.plans, spilled=before.spilled)
 
     def _planned(self, job: Job, counts: Sequence[int]) -> Job:
-        tried = {n: self._best(job, n, self.pins) for n in counts}
+        """Raises what is wrong with the question on every number of GPUs."""
         spill = replace(self.pins, offload=self.pins.offload or SPILLED)
-        return replace(
-            job,
-            plans={n: one for n, one in tried.items() if one is not None},
-            spilled=self._best(job, 1, spill),
-        )
+        plans, wrong = dict[int, Candidate](), list[InvalidQuestion]()
+        spilled: Candidate | None = None
+        for gpus, pins in [*((n, self.pins) for n in counts), (1, spill)]:
+            try:
+                found = self._best(job, gpus, pins)
+            except InvalidQuestion as error:
+                wrong.append(error)
+                continue
+            if pins is spill:
+                spilled = found
+            elif found is not None:
+                plans[gpus] = found
+        if len(wrong) > len(counts):
+            raise wrong[0]
+        return replace(job, plans=plans, spilled=spilled)
 
     def _best(self, job: Job, gpus: int, pins: Pins) -> Candidate | None:
         entry = job.entry
@@ -87,19 +97,19 @@ class Planner:
             seq_len=entry.seq_len,
             global_batch=job.batch,
         )
+        asked = Asked(
+            model=job.model,
+            cluster=self.cluster,
+            where=self.where,
+            job=options,
+            pins=pins,
+            goal=self.goal,
+        )
+        limits = Limits(time_limit_s=self.time_limit_s, runners_up=0).begun()
+        search = search_called("branch-and-bound")
         try:
-            problem = Asked(
-                model=job.model,
-                cluster=self.cluster,
-                where=self.where,
-                job=options,
-                pins=pins,
-                goal=self.goal,
-            ).pose()
-            limits = Limits(time_limit_s=self.time_limit_s, runners_up=0).begun()
-            search = search_called("branch-and-bound")
-            return solve(problem.problem, search, limits).best
-        except (InvalidQuestion, OutOfTime):
+            return solve(asked.pose().problem, search, limits).best
+        except OutOfTime:
             return None
 
 
