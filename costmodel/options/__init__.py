@@ -21,5 +21,6 @@ if TYPE_CHECKING:
         pins_cut,
     )
     from costmodel.options.sweep import SweepOptions, sweep_options
+    from costmodel.options.training_run import RECOVERIES, RunOptions, run_options
 
 __all__, __getattr__ = public(__name__, __file__)
