@@ -33,8 +33,7 @@ def inputs_of_pretrained(
 
     The key-value cache of decoders is left out, as in training.
     """
-    library = sys.modules.get("transformers")
-    if library is None or not isinstance(module, library.PreTrainedModel):
+    if not _is_pretrained(module):
         return None
     config: Any = module.config
     for one in module.modules():
@@ -73,6 +72,19 @@ def as_in_training() -> Iterator[None]:
     finally:
         for name, one in before.items():
             setattr(masks, name, one)
+
+
+def shifts_labels(module: nn.Module) -> bool | None:
+    """Whether a Hugging Face model's labels are its tokens, which it shifts itself;
+    False where they are others; None for another module."""
+    if not _is_pretrained(module):
+        return None
+    return type(module).__name__.endswith(("CausalLM", "LMHeadModel"))
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(module, library.PreTrainedModel)
 
 
 def _labels(module: Any, tokens: int, device: torch.device) -> torch.Tensor:

@@ -50,16 +50,14 @@ class Held:
             self.leaf.publish()
 
 
-def held(parts: Sequence[nn.Module], optimizer: Optimizer | None) -> list[Held]:
-    """Each parameter of *parts*, once; raises Contradiction if two have one name."""
+def held(parts: Sequence[nn.Module], optimizer: Optimizer | None = None) -> list[Held]:
+    """Each parameter of *parts*; those of one name are copies, which train alike."""
     leaves = {id(one.parameter): one for one in optimizer.leaves} if optimizer else {}
-    found: dict[str, Held] = {}
-    for name, parameter in (item for part in parts for item in part.named_parameters()):
-        if name in found:
-            raise Contradiction(f"two parts of the model hold a parameter {name}")
-        leaf = leaves.get(id(parameter))
-        found[name] = Held(name=name, parameter=parameter, leaf=leaf)
-    return list(found.values())
+    return [
+        Held(name=name, parameter=one, leaf=leaves.get(id(one)))
+        for part in parts
+        for name, one in part.named_parameters()
+    ]
 
 
 def ties(parts: Sequence[nn.Module]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,10 +27,10 @@ class WholeStage(nn.Module):
         self, module: nn.Module, samples: Samples, paths: Sequence[str]
     ) -> None:
         super().__init__()
-        self.module, self._samples, self._paths = module, samples, tuple(paths)
+        self.module, self.samples, self._paths = module, samples, tuple(paths)
 
     def forward(self, numbers: Tensor, targets: Tensor | None = None) -> Tensor:
-        given = self._samples.inputs(numbers[:, 0])
+        given = self.samples.inputs(numbers[:, 0])
         made = self.module(*given.args, **given.kwargs)
         leaves = [
             one
@@ -70,3 +71,8 @@ class WholeStage(nn.Module):
         """By the user's names."""
         inside = self.module.named_parameters(prefix, recurse, remove_duplicate)
         yield from inside
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """By the user's names too."""
+        held = super().state_dict(*args, **kwargs)
+        return {name.removeprefix("module."): one for name, one in held.items()}
