@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from profiles.trace.huggingface import shifts_labels
     from profiles.trace.lower import Layer, layers_named
     from profiles.trace.module import module_spec
+    from profiles.trace.narrow import sides_of
     from profiles.trace.steps import Amount, Parameter, Saved, Step, Trace
     from profiles.trace.tracer import trace, trace_module, traced
     from profiles.trace.vocabulary import vocabulary_of

@@ -158,14 +158,19 @@ class _Assembly:
         return found
 
     def _attended(self, node: fx.Node) -> dict[str, Any]:
-        """Shapes of an attention's queries, keys and values, and whether its mask lets
-        a query see those before it alone."""
+        """Shapes of an attention's queries, keys and values, where each lies in its
+        storage and how far apart its heads do; and whether its mask lets a query see
+        those before it alone."""
         if _function(node) != "scaled_dot_product_attention":
             return {}
         given = [one for one in node.args[:3] if isinstance(one, fx.Node)]
         found: dict[str, Any] = {
             "shapes": tuple(self._one_sample(one.name) for one in given),
             "operands": tuple(self.latest.get(self._root(one), "") for one in given),
+            "lies": tuple(
+                (self.few.nodes[one.name].offset, self.few.nodes[one.name].strides[1])
+                for one in given
+            ),
         }
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if isinstance(mask, fx.Node) and _compares_positions(mask):

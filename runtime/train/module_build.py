@@ -92,7 +92,7 @@ class ModuleBuilder(Builder):
         paths = {layer.name: layer.path for layer in self.cut.layers if layer.path}
         held = WholeStage(self.whole, self.samples, list(paths.values()))
         if plan.mesh.tp > 1:
-            held.split(self.spec.styles, self.meshes.weights["tp"])
+            held.split(self.spec, self.meshes.weights["tp"])
         held.recompute([paths[name] for name in again])
         return held
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from profiles.errors import Contradiction, InvalidFile
 from profiles.files import require_folder, require_package, shown, write_text
@@ -157,12 +156,13 @@ def _written(
     files: _Files, bonds: Sequence[Bond], parts: Sequence[nn.Module]
 ) -> list[Named]:
     """Gather every tensor on the ranks that hold it; those that write do."""
-    here = {**dict(buffers(parts)), **{one.name: one.parameter for one in held(parts)}}
+    here = {one.name: one.whole for one in held(parts)}
+    here |= {name: one.clone for name, one in buffers(parts)}
     failed: InvalidFile | None = None
     for bond in bonds:
         if bond.reads or not all(name in here for name in bond.ours):
             continue
-        ours = [_whole(here[name]) for name in bond.ours]
+        ours = [here[name]() for name in bond.ours]
         if not files.writes or failed is not None:
             continue
         try:
@@ -174,12 +174,6 @@ def _written(
         raise failed
     files.flush()
     return files.written
-
-
-@torch.no_grad()
-def _whole(parameter: Tensor) -> Tensor:
-    plain = parameter.detach()
-    return plain.full_tensor() if isinstance(plain, DTensor) else plain
 
 
 def _theirs(bond: Bond, ours: list[Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ from costmodel.layout import Uniform, spell_out
 from profiles import load_model
 from profiles.models import Job
 from profiles.trace import module_of
+from runtime.checkpoint import held
 from runtime.optim import Settings
 from runtime.train import Setup, Trainer, samples
 from tests.support.measured_module import loss_of
@@ -45,20 +46,14 @@ def _trained(reference: str, case: Mapping[str, Any]) -> Trained:
     )
     results = [trainer.step(number) for number in range(STEPS)]
     weights = {
-        name: _whole(one)
-        for held in trainer.stages
-        for name, one in held.named_parameters()
+        one.name: one.whole().clone()
+        for one in held([stage.module for stage in trainer.stages])
     }
     return (
         [one.loss for one in results],
         [one.gradient_norm for one in results],
         weights,
     )
-
-
-def _whole(one: Any) -> Tensor:
-    whole = one.full_tensor() if hasattr(one, "full_tensor") else one
-    return whole.detach().clone()  # type: ignore[no-any-return]
 
 
 def plain(reference: str) -> Trained:

@@ -360,3 +360,46 @@ def resnet_50() -> nn.Module:
 
 def wide_resnet_50() -> nn.Module:
     return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000, wide=2)
+
+
+class Fused(nn.Module):
+    """Queries, keys and values side by side in one product, one layer after another."""
+
+    def __init__(self, hidden: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.width, self.head_dim = hidden, hidden // heads
+        self.norm = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 128), nn.Linear(128, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm(x)).split(self.width, -1)
+        query, key, value = (
+            one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in parts
+        )
+        made = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(made.transpose(1, 2).flatten(2))
+        deeper: Tensor = x + self.down(F.gelu(self.up(x)))
+        return deeper
+
+
+class FusedLayers(nn.Module):
+    def __init__(self, layers: int = 3, hidden: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, hidden)
+        self.layers = nn.ModuleList(Fused(hidden) for _ in range(layers))
+        self.head = nn.Linear(hidden, 50)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        return torch.randint(50, (1, 20)), torch.randint(50, (1, 20))
+
+
+def fused() -> nn.Module:
+    return FusedLayers()

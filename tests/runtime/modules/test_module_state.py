@@ -50,6 +50,27 @@ def test_a_tied_table_is_resumed_by_any_layout(tmp_path: Path) -> None:
     require_resumed(f"{OWN}:by_hand", cases, tmp_path)
 
 
+def test_queries_keys_and_values_side_by_side_are_saved_in_order(
+    tmp_path: Path,
+) -> None:
+    cases = {"tp": TP, "dp": DP, "ZeRO-3": ZERO_3}
+    require_resumed(f"{OWN}:fused", cases, tmp_path)
+    again = {"dp": DP, "tp": TP, "pp": PP}
+    require_handed_on(f"{OWN}:fused", again, tmp_path / "weights")
+
+
+@pytest.mark.slow
+def test_and_split_over_replicas_too(tmp_path: Path) -> None:
+    cases = {
+        "tp 2 × ZeRO-3": {"tp": 2, "dp": 2, "zero": 3, "zero_group": 2},
+        "tp 4": {"tp": 4},
+        "pp 2": {"pp": 2, "dp": 2},
+    }
+    for after, found in on_ranks(4, resumed, f"{OWN}:fused", cases, str(tmp_path)):
+        for name, losses in found.items():
+            assert losses == pytest.approx(after, rel=1e-5), name
+
+
 def test_running_statistics_and_layers_that_many_share_are_resumed(
     tmp_path: Path,
 ) -> None:
