@@ -30,7 +30,7 @@ from profiles.models import (
 )
 from profiles.trace.experts import experts_of, extents_of
 from profiles.trace.layers import layers_of
-from profiles.trace.operators import TOKENS, Naming, operator_of, width_of
+from profiles.trace.operators import TABLES, TOKENS, Naming, operator_of, width_of
 from profiles.trace.routed import NAME as ROUTED
 from profiles.trace.split import Split, split_layers, splits_of
 from profiles.trace.steps import Parameter, Step, Trace
@@ -241,7 +241,8 @@ class _Lowering:
                 if len(parameter.shape) > 1:
                     counted.append(parameter)
                 continue
-            wide = len(parameter.shape) > 1 and bool(step.flops.one or not holders)
+            works = step.flops.one or step.function in TABLES
+            wide = len(parameter.shape) > 1 and bool(works or not holders)
             if (
                 not holders
                 or wide

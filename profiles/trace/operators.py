@@ -32,7 +32,7 @@ _MEASURED: Final = {
 }
 _CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d", "convolution")
 _TRANSPOSED: Final = ("addmm", "mm", "matmul")  # weight: contracted first
-_TABLES: Final = ("embedding", "embedding_bag")
+TABLES: Final = ("embedding", "embedding_bag")
 LOOKED_UP: Final = (2.0, 3.0)  # elements an element of a lookup moves, either way
 DROPPED: Final = (2.5, 2.5)  # of a dropout in one kernel, with a mask of bytes
 LOSS: Final = (8.0, 5.0, 8)  # of a cross-entropy: elements either way, kernels
@@ -122,11 +122,11 @@ class Weights:
         held = list(parameters)
         wide = [one for one in held if len(one.shape) > 1 and one.elements > 1]
         beside = sum(one.elements for one in held if one not in wide)
-        if not wide or not (step.flops.one or step.function in _TABLES):
+        if not wide or not (step.flops.one or step.function in TABLES):
             return cls(vectors=sum(one.elements for one in held))
         total = sum(one.elements for one in wide)
         shape = wide[0].shape
-        if step.function in _TABLES:
+        if step.function in TABLES:
             columns = shape[-1]
         elif step.function in _TRANSPOSED and "linear" not in step.function:
             columns = (
@@ -245,7 +245,7 @@ def _product(
         widths.named(weights.columns),
         widths.named(weights.contracted),
     )
-    if step.function in _TABLES:
+    if step.function in TABLES:
         forward, backward = LOOKED_UP
         return replace(
             made,
