@@ -30,6 +30,7 @@ def feature_map(name: str, width: str, positions: int) -> Tensor:
 class Steps:
     """The operators of a block as they are added, and its dimensions."""
 
+    dimensions: int = 2
     extents: dict[str, int] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
 
@@ -70,8 +71,20 @@ class Steps:
         wide, deep = f"{name}_channels", f"{name}_window"
         self.extents |= {wide: channels, deep: self.channels(source) * window}
         output = feature_map(f"{name}_out", wide, positions)
-        self._product(name, source, output, wide, bias=bias, first=first)
+        sizes = self._sizes(source, output, window)
+        self._product(name, source, output, wide, bias=bias, first=first, sizes=sizes)
         return output
+
+    def _sizes(self, source: Tensor, output: Tensor, window: int) -> tuple[int, ...]:
+        """What the kernel is called with (`Operator.sizes`)."""
+        before, after = self._side(source.copies), self._side(output.copies)
+        stride = -(-max(before, after) // min(before, after))
+        sides = (before, after, self._side(window), stride)
+        channels = (self.channels(source), self.channels(output), 1)
+        return (*channels, *(one for one in sides for _ in range(self.dimensions)))
+
+    def _side(self, positions: float) -> int:
+        return round(positions ** (1 / self.dimensions))
 
     def transposed(
         self, name: str, source: Tensor, channels: int, window: int
@@ -85,7 +98,9 @@ class Steps:
             made: channels * window,
         }
         output = feature_map(f"{name}_out", wide, round(source.copies * window))
-        self._product(name, source, output, made, rows=source.copies, vectors=1)
+        sizes = self._sizes(source, output, window)
+        how = {"rows": source.copies, "vectors": 1, "sizes": sizes}
+        self._product(name, source, output, made, **how)
         return output
 
     def _product(
@@ -99,6 +114,7 @@ class Steps:
         first: bool = False,
         rows: float | None = None,
         vectors: int = 0,
+        sizes: tuple[int, ...] = (),
     ) -> None:
         self.operators.append(
             Operator(
@@ -114,6 +130,7 @@ class Steps:
                 vector_dim=output.dims[-1],
                 saves=(source,),
                 rows=output.copies if rows is None else rows,
+                sizes=sizes,
             )
         )
 
@@ -153,7 +170,9 @@ class Steps:
         self._elementwise(name, "concatenation", (one, other), output, (), (2.0, 2.0))
         return output
 
-    def max_pool(self, name: str, source: Tensor, positions: int) -> Tensor:
+    def max_pool(
+        self, name: str, source: Tensor, positions: int, window: int = 2
+    ) -> Tensor:
         """It keeps its input, and where each maximum was, in 64 bits."""
         output = feature_map(f"{name}_out", source.dims[-1], positions)
         where = Tensor(
@@ -166,6 +185,10 @@ class Steps:
         read = source.copies / positions
         moved = (read + 3, read + 3)
         self._elementwise(name, "max-pool", (source,), output, (source, where), moved)
+        sides = (self._side(source.copies), self._side(positions), window)
+        each = (one for one in sides for _ in range(self.dimensions))
+        sizes = (self.channels(source), *each)
+        self.operators[-1] = replace(self.operators[-1], sizes=sizes)
         return output
 
     def mean(self, name: str, source: Tensor) -> Tensor:
