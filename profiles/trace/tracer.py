@@ -18,7 +18,7 @@ from profiles.trace.evaluate import DataDependent, Evaluation, Seen, evaluated
 from profiles.trace.export import depends_on_numbers, exported
 from profiles.trace.factory import Example, module_of
 from profiles.trace.huggingface import as_in_training
-from profiles.trace.routed import NAME, opaque
+from profiles.trace.routed import opaque
 from profiles.trace.steps import Amount, Parameter, Saved, Step, Trace
 
 BATCHES = (2, 3)
@@ -116,7 +116,7 @@ class _Assembly:
             itemsize=few.itemsize,
             trains=few.trains,
             flops=_amount(few.flops, more.flops),
-            backward_flops=self._backward_flops(function, few, more),
+            backward_flops=_amount(few.backward_flops, more.backward_flops),
             moved=_amount(few.moved, more.moved),
             backward_moved=_amount(few.backward_moved, more.backward_moved),
             kernels=few.kernels,
@@ -124,13 +124,6 @@ class _Assembly:
             known=getattr(node.target, "namespace", "aten") == "aten",
             line=_line(node),
         )
-
-    @staticmethod
-    def _backward_flops(function: str, few: Seen, more: Seen) -> Amount:
-        """A routed block has no backward of its own: two products for each one."""
-        if function == NAME:
-            return _amount(2 * few.flops, 2 * more.flops)
-        return _amount(few.backward_flops, more.backward_flops)
 
     def _source(self, node: fx.Node) -> str:
         """Whose value a node without kernels gives on."""

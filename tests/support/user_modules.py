@@ -403,3 +403,46 @@ class FusedLayers(nn.Module):
 
 def fused() -> nn.Module:
     return FusedLayers()
+
+
+class FewExperts(nn.Module):
+    """As Hugging Face's: each token through those that are chosen for it."""
+
+    def __init__(self, experts: int = 4, hidden: int = 16, inside: int = 32) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * inside, hidden) / 8)
+        self.down_proj = nn.Parameter(torch.randn(experts, hidden, inside) / 8)
+
+    def forward(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        made = torch.zeros_like(tokens)
+        for number, (up, down) in enumerate(
+            zip(self.gate_up_proj, self.down_proj, strict=True)
+        ):
+            rows, places = (index == number).nonzero(as_tuple=True)
+            gate, value = F.linear(tokens[rows], up).chunk(2, -1)
+            given = F.linear(F.silu(gate) * value, down)
+            made = made.index_add(0, rows, given * weights[rows, places, None])
+        return made
+
+
+class Mixture(nn.Module):
+    """A product, and experts of which two are chosen for each token."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.given, self.router = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.experts = FewExperts().requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.given(x).flatten(0, 1)
+        weights, index = self.router(tokens).softmax(-1).topk(2)
+        made: Tensor = self.experts(tokens, index, weights)
+        return made
+
+
+def mixture() -> tuple[nn.Module, Tensor]:
+    return Mixture(frozen=False), torch.randn(1, 6, 16)
+
+
+def frozen_experts() -> tuple[nn.Module, Tensor]:
+    return Mixture(frozen=True), torch.randn(1, 6, 16)
