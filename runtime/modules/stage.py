@@ -221,7 +221,7 @@ class TracedStage(nn.Module):
         for name, one in super().named_parameters("", recurse, remove_duplicate):
             yield f"{front}{_users(name)}", one
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """By the user's names too."""
         held = super().state_dict(*args, **kwargs)
         return {_users(name): one for name, one in held.items()}

@@ -37,7 +37,8 @@ class _Column:
 
     def apply(self, unit: nn.Module) -> None:
         """Split *unit*, whose input and output stay local tensors."""
-        distribute_module(unit, self.mesh, self._placed, self._given, self._made)
+        made: Any = self._made  # what it gives stands for the output
+        distribute_module(unit, self.mesh, self._placed, self._given, made)
 
     def dims(self, unit: nn.Module) -> Mapping[str, Placement]:
         """How its parameters lie."""
@@ -143,7 +144,7 @@ class WholeStage(nn.Module):
         inside = self.module.named_parameters(prefix, recurse, remove_duplicate)
         yield from inside
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """By the user's names too."""
         held = super().state_dict(*args, **kwargs)
         return {name.removeprefix("module."): one for name, one in held.items()}

@@ -79,7 +79,7 @@ class OwnModule:
     def of(cls, spec: ModuleSpec) -> OwnModule:
         """What the factory makes; raises Unsupported for state that is no tensor."""
         module, _ = module_of(spec.module, seq_len=spec.seq_len)
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         source = Path(str(getattr(config, "name_or_path", "") or "")).absolute()
         document = None
         if hasattr(config, "to_json_string"):

@@ -247,13 +247,14 @@ def _attention() -> dict[str, Callable[..., Any]]:
     def packed_heads(
         packed: Tensor, queries: int, head_dim: int, *, causal: bool
     ) -> Tensor:
-        return mixed(*_unpacked(packed, queries, head_dim), causal)
+        query, key, value = _unpacked(packed, queries, head_dim)
+        return mixed(query, key, value, causal)
 
     def separate(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-        given = [one.transpose(1, 2) for one in (query, key, value)]
-        return mixed(*given, causal)
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+        return mixed(query, key, value, causal)
 
-    found = {}
+    found: dict[str, Callable[..., Any]] = {}
     for name in ATTENTION:
         causal = name == "attention"
         found[name] = partial(packed_heads, causal=causal)

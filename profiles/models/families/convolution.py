@@ -71,8 +71,9 @@ class Steps:
         wide, deep = f"{name}_channels", f"{name}_window"
         self.extents |= {wide: channels, deep: self.channels(source) * window}
         output = feature_map(f"{name}_out", wide, positions)
-        sizes = self._sizes(source, output, window)
-        self._product(name, source, output, wide, bias=bias, first=first, sizes=sizes)
+        made = self._product(name, source, output, wide, window)
+        given = () if first else made.inputs
+        self.operators.append(replace(made, bias=bias, inputs=given))
         return output
 
     def _sizes(self, source: Tensor, output: Tensor, window: int) -> tuple[int, ...]:
@@ -84,7 +85,8 @@ class Steps:
         return (*channels, *(one for one in sides for _ in range(self.dimensions)))
 
     def _side(self, positions: float) -> int:
-        return round(positions ** (1 / self.dimensions))
+        side: float = positions ** (1 / self.dimensions)
+        return round(side)
 
     def transposed(
         self, name: str, source: Tensor, channels: int, window: int
@@ -98,40 +100,25 @@ class Steps:
             made: channels * window,
         }
         output = feature_map(f"{name}_out", wide, round(source.copies * window))
-        sizes = self._sizes(source, output, window)
-        how = {"rows": source.copies, "vectors": 1, "sizes": sizes}
-        self._product(name, source, output, made, **how)
+        one = self._product(name, source, output, made, window)
+        self.operators.append(replace(one, rows=source.copies, vectors=1))
         return output
 
     def _product(
-        self,
-        name: str,
-        source: Tensor,
-        output: Tensor,
-        columns: str,
-        *,
-        bias: bool = False,
-        first: bool = False,
-        rows: float | None = None,
-        vectors: int = 0,
-        sizes: tuple[int, ...] = (),
-    ) -> None:
-        self.operators.append(
-            Operator(
-                name=name,
-                kind=Kind.MATMUL,
-                function="convolution",
-                inputs=() if first else (source,),
-                output=output,
-                columns=(columns,),
-                contracted=f"{name}_window",
-                bias=bias,
-                vectors=vectors,
-                vector_dim=output.dims[-1],
-                saves=(source,),
-                rows=output.copies if rows is None else rows,
-                sizes=sizes,
-            )
+        self, name: str, source: Tensor, output: Tensor, columns: str, window: int
+    ) -> Operator:
+        return Operator(
+            name=name,
+            kind=Kind.MATMUL,
+            function="convolution",
+            inputs=(source,),
+            output=output,
+            columns=(columns,),
+            contracted=f"{name}_window",
+            vector_dim=output.dims[-1],
+            saves=(source,),
+            rows=output.copies,
+            sizes=self._sizes(source, output, window),
         )
 
     def batch_norm(self, name: str, source: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Like is compared with like: the spec is asked for eager kernels, as they run on 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def saved_bytes(job: Job) -> float:
     )
 
     def kept(block: Block) -> float:
-        found = {}
+        found: dict[str, Any] = {}
         for operator in block.operators:
             at = OnRank(operator, block, degrees, precision("fp32"), on)
             found |= handed_on(at) | internal(at)

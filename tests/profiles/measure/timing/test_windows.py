@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -27,13 +29,13 @@ from tests.support.measured_module import OWN
         (nn.ConvTranspose2d(4, 2, 4, 2, 1, bias=False), 5),
     ],
 )
-def test_a_convolution_is_known_by_its_sides(layer: nn.Module, side: int) -> None:
+def test_a_convolution_is_known_by_its_sides(layer: Any, side: int) -> None:
     weight, window = layer.weight, layer.kernel_size
-    given = torch.randn(2, layer.in_channels, *([side] * len(window)))  # type: ignore[operator, arg-type]
+    given = torch.randn(2, layer.in_channels, *([side] * len(window)))
     wanted = layer(given)
     shape = (2, layer.in_channels, layer.out_channels, layer.groups)
-    sides = (*given.shape[2:], *wanted.shape[2:], *window, *layer.stride)  # type: ignore[misc]
-    one = Convolution.of((*shape, *sides))  # type: ignore[arg-type]
+    sides = (*given.shape[2:], *wanted.shape[2:], *window, *layer.stride)
+    one = Convolution.of((*shape, *sides))
     assert one.weight == weight.shape
     assert torch.allclose(one(given, weight), wanted, atol=1e-5)
 
@@ -42,8 +44,9 @@ def test_a_pooling_is_known_by_its_sides() -> None:
     given = torch.randn(1, 2, 32, 32)
     wanted = nn.functional.max_pool2d(given, 3, 2, 1)
     shape, *how = one_pool((1, 2, 32, 32, 16, 16, 3, 3))
+    pool: Any = nn.functional.max_pool2d
     assert shape == given.shape
-    assert torch.equal(nn.functional.max_pool2d(given, *how), wanted)  # type: ignore[arg-type]
+    assert torch.equal(pool(given, *how), wanted)
 
 
 def job_of(name: str) -> Job:
