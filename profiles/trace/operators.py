@@ -208,7 +208,7 @@ def _sizes(step: Step, parameters: Iterable[Parameter]) -> tuple[int, ...]:
     if wide:
         groups = step.numbers.get("groups", 1)
         steps = stride if isinstance(stride, tuple) else (stride or 1,) * each
-        return (given[1], step.shape[1], groups, *given[2:], *sides, *wide[2:], *steps)  # type: ignore[return-value]
+        return (given[1], step.shape[1], groups, *given[2:], *sides, *wide[2:], *steps)
     window = step.numbers.get("kernel_size")
     if step.function.startswith("max_pool") and isinstance(window, tuple):
         return (given[1], *given[2:], *sides, *window)
