@@ -13,7 +13,7 @@ from runtime.checkpoint.checkpoint import load, save
 from runtime.optim import Settings
 from runtime.train import Setup, Trainer, samples
 from runtime.weights import exported, load_weights, save_weights, weights_of
-from tests.support.trained_module import BATCH, job
+from tests.support.trained_module import BATCH, cut_once, job
 
 ADAM = Settings(lr=0.01)
 STEPS = 2
@@ -35,6 +35,7 @@ def trainer(
     )
 
 
+@cut_once()
 def resumed(
     rank: int, reference: str, cases: Mapping[str, Case], folder: str
 ) -> tuple[list[float], Losses]:
@@ -61,6 +62,7 @@ def _onward(one: Trainer) -> list[float]:
     return [one.step(STEPS + number).loss for number in range(STEPS)]
 
 
+@cut_once()
 def handed_on(
     rank: int, reference: str, cases: Mapping[str, Case], folder: str
 ) -> dict[str, float]:
@@ -86,13 +88,16 @@ def handed_on(
     return found
 
 
+@cut_once()
 def trained_on(
     rank: int, reference: str, cases: Mapping[str, Case], data: str
 ) -> Losses:
-    """Losses of each case, from *data*; the last one is of an evaluation on it."""
+    """Losses of each case, from *data*; the last two are of evaluations: on it, and on
+    synthetic samples."""
     found: Losses = {}
     for name, case in cases.items():
         one = trainer(reference, case, data)
         found[name] = [one.step(number).loss for number in range(STEPS)]
-        found[name].append(one.evaluate(one.source, 1))
+        other = samples("synthetic", one.job.spec, 0)  # type: ignore[arg-type]
+        found[name] += [one.evaluate(source, 1) for source in (one.source, other)]
     return found

@@ -46,15 +46,14 @@ def require_handed_on(reference: str, cases: Mapping[str, Case], folder: Path) -
 
 
 def test_a_tied_table_is_resumed_by_any_layout(tmp_path: Path) -> None:
-    cases = {"interleaved": PARTS, "ZeRO-3": ZERO_3, "pp": PP, "dp": DP, "tp": TP}
+    cases = {"interleaved": PARTS, "ZeRO-3": ZERO_3, "tp": TP}
     require_resumed(f"{OWN}:by_hand", cases, tmp_path)
 
 
 def test_queries_keys_and_values_side_by_side_are_saved_in_order(
     tmp_path: Path,
 ) -> None:
-    cases = {"tp": TP, "dp": DP, "ZeRO-3": ZERO_3}
-    require_resumed(f"{OWN}:fused", cases, tmp_path)
+    require_resumed(f"{OWN}:fused", {"tp": TP, "dp": DP}, tmp_path)
     again = {"dp": DP, "tp": TP, "pp": PP}
     require_handed_on(f"{OWN}:fused", again, tmp_path / "weights")
 
@@ -71,6 +70,7 @@ def test_and_split_over_replicas_too(tmp_path: Path) -> None:
             assert losses == pytest.approx(after, rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_running_statistics_and_layers_that_many_share_are_resumed(
     tmp_path: Path,
 ) -> None:
@@ -81,7 +81,7 @@ def test_running_statistics_and_layers_that_many_share_are_resumed(
 
 
 def test_weights_go_from_layout_to_layout(tmp_path: Path) -> None:
-    cases = {"pp": PP, "ZeRO-3": ZERO_3, "interleaved": PARTS, "tp": TP, "dp": DP}
+    cases = {"interleaved": PARTS, "ZeRO-3": ZERO_3, "dp": DP}
     require_handed_on(f"{OWN}:by_hand", cases, tmp_path)
     module, _ = module_of(f"{OWN}:by_hand", meta=False)
     from safetensors.torch import load_file
@@ -180,6 +180,7 @@ def test_tokens_of_a_file_are_read_by_any_layout(tmp_path: Path) -> None:
     for found in on_ranks(2, trained_on, f"{OWN}:by_hand", cases, str(data)):
         assert found["pp"] == pytest.approx(found["dp"], rel=1e-5)
         assert found["dp"][1] < found["dp"][0]
+        assert found["dp"][2] < found["dp"][3]  # what it was not trained on
     spec = job(f"{OWN}:by_hand").spec
     assert isinstance(spec, ModuleSpec)
     tokens, labels = samples(str(data), spec, 0).inputs(torch.tensor([0, 3])).args
