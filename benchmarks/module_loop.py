@@ -5,7 +5,9 @@ python -m benchmarks.module_loop --models unet        one of them
 python -m benchmarks.module_loop --out FILE.json      keep what was seen
 python -m benchmarks.module_loop --page docs/modules.md
 
-Each module is measured here, planned by the samples for two ranks, and trained.
+Each module is measured here, planned by the samples for two ranks, and trained. What a
+busy machine does to step times it does not do to CPU time: of the forward and backward
+of a micro-batch that is compared too, alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -50,13 +53,40 @@ def seen(name: str) -> Seen:
                     "layout": {one: summary[one] for one in ("tp", "pp", "dp", "zero")},
                     "micro_batch": summary["micro_batch"],
                     "predicted_s": ran["predicted"]["step_time_s"],
+                    "compute_s": ran["predicted"]["breakdown_s"]["compute"],
                     "sources": ran["predicted"]["price_sources"],
                     "measured_s": ran["step_time_s"],
                     "error": ran["error"],
                     "losses": [ran["losses"][0], ran["losses"][-1]],
                 }
             )
+    first = found["runs"][0]  # one micro-batch a rank
+    found["alone_s"] = alone(reference, first["micro_batch"])
     return found
+
+
+def alone(reference: str, batch: int, repeats: int = 15) -> float:
+    """CPU time of the forward and backward of *batch* samples on one thread; of several
+    the least."""
+    import torch
+
+    from profiles.trace import module_of
+    from runtime.modules import Samples, TracedStage, cut_of
+
+    torch.set_num_threads(1)
+    meta, example = module_of(reference)
+    cut = cut_of(meta, example, reference)
+    whole, given = module_of(reference, meta=False)
+    length = given.seq_len
+    samples = Samples(example=given, seq_len=length, seed=0, name=reference)
+    stage = TracedStage(cut, [one.name for one in cut.layers], whole, samples)
+    numbers = torch.arange(batch)[:, None].expand(batch, 2)
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        stage(numbers).backward()
+        times.append(time.process_time() - began)
+    return min(times)
 
 
 def _command(*words: str) -> Any:
@@ -73,12 +103,17 @@ def _command(*words: str) -> Any:
 
 def table(found: list[Seen]) -> str:
     """A row a run."""
-    lines = [
-        "| module | layout | predicted | measured (p10 … p90) | time | bytes | known |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    columns = (
+        *("module", "layout", "predicted", "measured (p10 … p90)", "time", "bytes"),
+        *("samples", "passes: priced, CPU time"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---:|---:|---:|---:|---:|---:|"]
     for one in found:
-        for run in one["runs"]:
+        for number, run in enumerate(one["runs"]):
+            passes = ""
+            if not number:
+                priced, took = run["compute_s"], one["alone_s"]
+                passes = f"{1e3 * priced:.0f}, {1e3 * took:.0f} ms"
             layout = " ".join(f"{name} {n}" for name, n in run["layout"].items())
             seconds, off = run["measured_s"], run["error"]
             whole = 1 - run["sources"]["roofline"]
@@ -87,7 +122,8 @@ def table(found: list[Seen]) -> str:
                 f"| {1e3 * run['predicted_s']:.0f} ms "
                 f"| {1e3 * seconds['median']:.0f} ms ({1e3 * seconds['p10']:.0f} … "
                 f"{1e3 * seconds['p90']:.0f}) | {100 * off['step_time']:+.0f} % "
-                f"| {100 * off['peak_memory']:+.1f} % | {100 * whole:.0f} % |"
+                f"| {100 * off['peak_memory']:+.1f} % | {100 * whole:.0f} % "
+                f"| {passes} |"
             )
     return "\n".join(lines)
 

@@ -156,8 +156,9 @@ class TracedStage(nn.Module):
         )
         env: Env = {}
         if numbers is None:
-            numbers = numbers_of(given[:, :DIGITS].detach())
-            env |= self._unpacked(given, len(numbers))
+            counted, *parts = given.split(self._lengths(len(given)), 1)
+            numbers = numbers_of(counted.detach())
+            env |= self._unpacked(parts, len(numbers))
         inputs = self._inputs(numbers)
         for layer in self.layers.values():
             assert isinstance(layer, TracedLayer)
@@ -200,12 +201,15 @@ class TracedStage(nn.Module):
         kind = torch.promote_types(*(one.dtype for one in (rows[0], rows[-1])))
         return torch.cat([digits(numbers, kind), *(one.to(kind) for one in rows)], 1)
 
-    def _unpacked(self, given: Tensor, batch: int) -> Env:
-        found, start = {}, DIGITS
-        for node in self._comes:
-            count, per_sample = _elements(node, batch)
-            part = given[:, start : start + count]
-            start += count
+    def _lengths(self, batch: int) -> list[int]:
+        """Elements of a row of each value that comes in: their gradients are laid side
+        by side at once."""
+        return [DIGITS, *(_elements(node, batch)[0] for node in self._comes)]
+
+    def _unpacked(self, parts: Sequence[Tensor], batch: int) -> Env:
+        found = {}
+        for node, part in zip(self._comes, parts, strict=True):
+            _, per_sample = _elements(node, batch)
             shape = [
                 size if isinstance(size, int) else _size(size, batch)
                 for size in node.meta["val"].shape
