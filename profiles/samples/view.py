@@ -12,21 +12,28 @@ from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import GB, GFLOPS, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
 _FIRST = ("device", "host cpu", "software", "ranks", "date", "noise", "command")
 
 
-def sample_view(samples: Samples) -> Group:
-    """Everything that `profile` shows."""
+def sample_view(samples: Samples, *, details: bool = False) -> Group:
+    """What `profile` shows: a sentence, the machine and, with *details*, its
+    samples."""
     from rich.console import Group
     from rich.text import Text
 
-    parts = [_machine(samples)]
-    for table in (_operators(samples), _collectives(samples)):
+    operators, collectives = len(samples.operators), len(samples.collectives)
+    sentence = Text(
+        f"{operators:,} operators and {collectives:,} messages between ranks were "
+        "measured; give the file to plan, simulate and execute with --profile.",
+        style="bold",
+    )
+    parts: list[RenderableType] = [sentence, _machine(samples)]
+    for table in (_operators(samples), _collectives(samples)) if details else ():
         if table.row_count:
-            parts += [Text(), table]  # type: ignore[list-item]
+            parts += [Text(), table]
     return Group(*parts)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks.mlp_width import Point, crossover, priced, table
 from benchmarks.mlp_width_worker import Layer
 from tests.runtime.ranks import on_ranks
+from tests.support.rows import Obtained
 from tests.support.sampled import on
 
 ANY = (32, 64, 128, 256, 512, 1024, 2048)
@@ -38,6 +42,22 @@ def test_two_ranks_are_faster_from_some_width_on(rows: int) -> None:
     assert gains[0] < 1 < gains[-1] < 2
     assert gains[2:] == sorted(gains[2:])
     assert crossover(found) is not None
+
+
+@pytest.mark.row(
+    "E2",
+    "width from which two gloo ranks win: predicted for measured",
+    expected="within twice",
+    evidence="measured: `benchmarks/mlp_width.py`, on the CPU of docs/profile.md",
+)
+def test_what_was_measured_is_within_twice(root: Path, obtained: Obtained) -> None:
+    page = (root / "docs" / "profile.md").read_text()
+    inside = page.partition("<!-- widths -->")[2].partition("<!-- end")[0]
+    widths = re.findall(r"^\| \d+ \| (\d+) \| (\d+) \|$", inside, re.M)
+    assert len(widths) == 2
+    for predicted, measured in widths:
+        obtained(f"{predicted} for {measured}")
+        assert 0.5 < int(predicted) / int(measured) < 2
 
 
 def test_fewer_rows_take_a_wider_layer() -> None:

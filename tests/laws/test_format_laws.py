@@ -159,6 +159,12 @@ def read_back(target: str, files: Mapping[str, str], run: Run) -> tuple[Job, Lay
     return question.job, layout
 
 
+@pytest.mark.row(
+    "I2",
+    "layouts exported and read back, of each format",
+    expected="equal",
+    evidence="derived",
+)
 @pytest.mark.parametrize("target", FILES)
 def test_what_is_exported_is_read_back_as_it_was(target: str) -> None:
     if target == "accelerate":
@@ -166,7 +172,7 @@ def test_what_is_exported_is_read_back_as_it_was(target: str) -> None:
     seen = 0
 
     @settings(
-        max_examples=120,
+        max_examples=max(40, settings().max_examples),
         deadline=None,
         derandomize=True,
         database=None,
@@ -196,4 +202,4 @@ def test_what_is_exported_is_read_back_as_it_was(target: str) -> None:
         seen += 1
 
     law()
-    assert seen >= 15, "too few layouts that the target says to show anything"
+    assert seen >= 5, "too few layouts that the target says to show anything"
