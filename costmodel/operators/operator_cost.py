@@ -11,7 +11,7 @@ Each pass as it was measured, where the machine has samples of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -283,7 +283,7 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
     fused = machine.framework.gradients.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
-    timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
+    timed = _timed_product(at, (m, n, k), number)
     narrowed, back = quantised(operator, (m, n, k), degrees, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + narrowed
@@ -302,6 +302,26 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
+
+
+def _timed_product(
+    at: OnRank, shape: tuple[Array, Array, Array], number: Format
+) -> Callable[..., Sourced]:
+    """Asks for samples of a product; of a convolution first for its own, else for those
+    of a product of as many windows."""
+    operator, block, degrees, _, machine = at
+    product = partial(machine.operator, lambda: ("matmul", shape), number=number)
+    if not operator.sizes:
+        return product
+    local = partial(local_shape, operator, block, degrees)
+
+    def convolution(direction: str, roofline: Callable[[], Array]) -> Sourced:
+        def of_windows() -> Array:
+            return product(direction, roofline=roofline).seconds
+
+        return machine.operator(local, direction, number, of_windows)
+
+    return convolution
 
 
 def _turned(number: Format, machine: Machine) -> float:

@@ -51,7 +51,7 @@ from runtime.observe import (
 )
 from runtime.trace import resident_bytes
 from runtime.train import Setup, StepResult, Trainer, samples
-from runtime.weights import WeightsFolder, exported, load_weights, save_weights
+from runtime.weights import exported, load_weights, save_weights, weights_of
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
 
@@ -198,7 +198,7 @@ class Run:
 
     def _source(self, data: str, seed: int) -> Source:
         if isinstance(self.job.spec, ModuleSpec):
-            return samples(data, self.job.spec, seed)
+            return samples(data, self.job.spec, seed, checked=True)
         return source(
             data,
             vocab=decoder_of(self.job).vocab,
@@ -286,7 +286,7 @@ class Run:
         if self.request.weights is not None:
             status(self.rank).say("reading the weights")
             parts = [held.module for held in self.trainer.stages]
-            folder = WeightsFolder.read(Path(self.request.weights))
+            folder = weights_of(self.job, Path(self.request.weights))
             load_weights(folder, parts, self.trainer.optimizer)
         return 0
 
@@ -301,7 +301,6 @@ class Run:
         try:
             save_weights(
                 export,
-                decoder_of(self.job),
                 [held.module for held in self.trainer.stages if held.copy == 0],
                 writes=not (mesh["dp"].get_local_rank() or mesh["tp"].get_local_rank()),
             )

@@ -21,7 +21,7 @@ from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transf
 from profiles.models import Job
 from runtime.data import Source
 from runtime.models import policy
-from runtime.modules import Samples
+from runtime.modules import Samples, TracedStage, WholeStage
 from runtime.offload import DiskOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
 from runtime.parallel import Context, Meshes, Sharded, context_group
@@ -161,17 +161,23 @@ class Trainer:
         read, which may lie over those of training: evaluate on another file.
         """
         means = []
-        for held in self.stages:
-            held.module.eval()
+        self._read(source, training=False)
         try:
             with torch.no_grad():
                 for number in range(batches):
                     losses = self._onward.step(*self._batch(number, source, BEYOND))
                     means.append(self._mean(losses))
         finally:
-            for held in self.stages:
-                held.module.train()
+            self._read(self.source, training=True)
         return sum(means) / len(means)
+
+    def _read(self, source: Source, *, training: bool) -> None:
+        """Modules compute the inputs of *source* by themselves."""
+        for held in self.stages:
+            held.module.train(training)
+            if isinstance(held.module, TracedStage | WholeStage):
+                assert isinstance(source, Samples)
+                held.module.samples = source
 
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""

@@ -34,6 +34,10 @@ def test_a_tied_table_and_attention_by_hand() -> None:
     _require_alike(f"{OWN}:by_hand", [*SPREAD, {"pp": 2}, *WIDE])
 
 
+def test_queries_keys_and_values_side_by_side() -> None:
+    _require_alike(f"{OWN}:fused", WIDE)
+
+
 @pytest.mark.parametrize("name", ["dlrm", "lstm", "odd"])
 def test_tables_recurrences_and_layers_that_many_share(name: str) -> None:
     _require_alike(f"{OWN}:{name}", [SPREAD[1], {"pp": 2}])
@@ -41,22 +45,15 @@ def test_tables_recurrences_and_layers_that_many_share(name: str) -> None:
 
 @needs_transformers
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+@pytest.mark.parametrize("name", ["vit", "bert", "llama", "gpt2", "t5"])
 def test_transformers_of_hugging_face(name: str) -> None:
     _require_alike(f"{HUGGING_FACE}:{name}", [*SPREAD, *CUT, *WIDE])
 
 
 @needs_transformers
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_those_whose_heads_are_not_split(name: str) -> None:
-    _require_alike(f"{HUGGING_FACE}:{name}", [*SPREAD, *CUT])
-
-
-@needs_transformers
-@pytest.mark.slow
 def test_experts_run_by_their_own_code() -> None:
-    _require_alike(f"{HUGGING_FACE}:mixtral", SPREAD)
+    _require_alike(f"{HUGGING_FACE}:mixtral", [*SPREAD, *WIDE])
 
 
 def _require_alike(reference: str, cases: Sequence[Mapping[str, Any]]) -> None:
