@@ -40,6 +40,7 @@ from costmodel.operators.saved_tensors import (
     gradient_bytes,
     handed_on,
     internal,
+    written_softmax,
 )
 from costmodel.operators.sharding import (
     Collective,
@@ -154,6 +155,7 @@ def operator_price(
         dummy_bytes=dummy_bytes(at),
         saved=handed_on(at),
         internal=internal(at),
+        softmax=written_softmax(at),
         gradient_bytes=gradient_bytes(at),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(

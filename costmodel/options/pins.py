@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from costmodel.layout import CP_KINDS, TIERS
+from costmodel.layout import AUTO, COMPRESSIONS, CP_KINDS, RUNNING, TIERS
 from profiles.commandline import (
     Choice,
     FloatRange,
@@ -130,6 +130,12 @@ class Pins:
     offload_to: str | None = option(
         type=Choice(TIERS), help="Where offloaded tensors go."
     )
+    compress_activations: str | None = option(
+        type=Choice((*COMPRESSIONS, AUTO)),
+        metavar="BITS",
+        help="Keep what layers save for backward in 1, 2, 4, 8 or 16 bits (ActNN), or "
+        f"in {RUNNING} (Mesa's running ranges); none; in plan also auto (searched).",
+    )
     overlap: str | None = option(
         type=some_of(*OVERLAPS),
         metavar="WHAT,…",
@@ -150,7 +156,12 @@ class Pins:
     @property
     def free_tier(self) -> str | None:
         """Where a search may offload what it likes, if that is asked for."""
-        return (self.offload_to or TIERS[0]) if self.offload == "auto" else None
+        return (self.offload_to or TIERS[0]) if self.offload == AUTO else None
+
+    @property
+    def free_bits(self) -> bool:
+        """Whether a search may choose in how many bits activations are kept."""
+        return self.compress_activations == AUTO
 
 
 def pins_cut(pins: Pins) -> bool:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import (
+    AS_IT_IS,
     CORE,
     EVERYTHING,
     Action,
@@ -95,6 +96,8 @@ def layout_words(layout: Layout) -> str:
     away = _away(layout)
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
+    if layout.compression != AS_IT_IS:
+        parts.append(f"activations in {layout.compression} bits")
     return ", ".join(parts)
 
 

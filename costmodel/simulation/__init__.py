@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         flash_default,
         has_experts,
         offload_of,
+        quality_remarks,
         remarks_on,
         resolve,
         resolve_job,

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from math import log2, sqrt
 from typing import Any, Final
 
-from costmodel.layout import Offload, Uniform, ZeroPlus, asked_layers, parse_offload
+from costmodel.layout import (
+    AS_IT_IS,
+    Offload,
+    Uniform,
+    ZeroPlus,
+    asked_layers,
+    parse_offload,
+)
 from costmodel.machine import (
     DEFAULT,
     Calibration,
@@ -124,8 +131,9 @@ class Question:
 
 
 def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
-    """What leaves the device; raises Contradiction for a place with nothing in it."""
-    found = parse_offload(pins.offload, pins.offload_to)
+    """What leaves the device, and in how many bits activations stay; raises
+    Contradiction for a place with nothing in it."""
+    found = parse_offload(pins.offload, pins.offload_to, pins.compress_activations)
     if found.anything and pins.offload_to is None:
         assumed["offload_to"] = found.tier
     if pins.offload_to is not None and not found.anything:
@@ -134,6 +142,14 @@ def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
             "--offload optimizer, parameters or activations=RATIO"
         )
     return found
+
+
+def quality_remarks(bits: str | None) -> tuple[str, ...]:
+    """What a price does not say of what activations in *bits* do to training."""
+    if bits in (None, AS_IT_IS):
+        return ()
+    noise = "gradients have noise that no price holds; compare the losses of a few"
+    return (f"activations in {bits} bits: {noise} hundred steps with and without",)
 
 
 def zero_plus_of(pins: Pins) -> ZeroPlus:
@@ -191,7 +207,10 @@ def resolve(
     where = where.calibrated(calibration, job, choice.precision)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
-    warnings += local_warnings(choice, job, cluster)
+    warnings += (
+        *quality_remarks(pins.compress_activations),
+        *local_warnings(choice, job, cluster),
+    )
     warnings += framework_warnings(wish.framework, choice, job)
     return Question(
         job=job,

@@ -38,7 +38,7 @@ from costmodel.layout import (
     split_layers,
 )
 from costmodel.machine import Machine
-from costmodel.operators import Degrees, OperatorPrice, entry_bytes
+from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.offload_solver import Leaving, fit_away, links_of
 from costmodel.simulation.remat_options import Option, menu
@@ -226,7 +226,7 @@ class Stages:
                 block,
                 prices,
                 entry_bytes(block, degrees, layout.precision),
-                where,
+                Packer.of(where, layout.precision),
                 offload=self.offload,
                 words=self.words,
                 neighbours=neighbours,

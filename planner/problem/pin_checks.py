@@ -27,7 +27,7 @@ from profiles.errors import Contradiction, Unsupported
 DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
     *("overlap", "bucket_mb", "flash_attention"),
-    *("offload", "offload_to", "imbalance"),
+    *("offload", "offload_to", "imbalance", "compress_activations"),
     *("zero_quantized_weights", "zero_quantized_gradients"),
     "zero_hpz_partition_size",
 )

@@ -49,7 +49,7 @@ from runtime.observe import (
     untimed_steps,
 )
 from runtime.trace import resident_bytes
-from runtime.train import Setup, StepResult, Trainer, samples
+from runtime.train import ActivationBits, Setup, StepResult, Trainer, samples
 from runtime.weights import WeightsFolder, exported, load_weights, save_weights
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
@@ -94,6 +94,11 @@ class Run:
         )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
         self.saver = self._saver()
+        self.bits = (
+            None
+            if request.compress_activations is None
+            else ActivationBits(trainer=self.trainer)
+        )
 
     def run(self) -> None:
         """Train; rank 0 writes the result."""
@@ -119,6 +124,8 @@ class Run:
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             document["unsaved"] = unsaved
+            if self.bits is not None:
+                document["activation_bits"] = self.bits.document()
             write_text(Path(self.request.result), json.dumps(document))
         elif stopped and os.environ.get("LOCAL_RANK") == "0":  # its machine says so too
             write_text(Path(self.request.result), json.dumps({"stopped": stopped}))
@@ -144,6 +151,8 @@ class Run:
         number, since = first, 0
         while number < self.request.steps:
             self._told(number)
+            if self.bits is not None and self.bits.share_out(number):
+                self._line(self.bits.words)
             result = self.watch.step(number, since=since)
             since += 1
             self.observed.peak = self.watch.peak

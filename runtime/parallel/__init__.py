@@ -39,5 +39,6 @@ if TYPE_CHECKING:
         SplitMlp,
         partial_parameters,
     )
+    from runtime.parallel.zero_plus import ZeroPlusGroups
 
 __all__, __getattr__ = public(__name__, __file__)

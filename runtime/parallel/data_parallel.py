@@ -44,6 +44,7 @@ from runtime.optim import local
 from runtime.parallel.collectives import Group, Pending, start_all_reduce, sum_together
 from runtime.parallel.expert_parallel import of_experts
 from runtime.parallel.mesh import Replicas
+from runtime.parallel.zero_plus import BlockGather, ZeroPlusGroups
 
 BUCKET_BYTES = 25 * MB  # PyTorch DDP's default
 
@@ -281,6 +282,7 @@ class Sharding:
     away: StateOffload = HERE
     alike: Replicas | None = None
     mean_over: int = 1
+    zero_plus: ZeroPlusGroups | None = None
 
 
 class Sharded:
@@ -303,6 +305,10 @@ class Sharded:
         # (PyTorch 2.13).
         alone = experts is not None and experts.size(-1) == 1
         self._left_to_divide = 1
+        self._gather = BlockGather()
+        reshards: int | bool = how.zero == 3
+        if how.zero_plus is not None:
+            reshards = how.zero_plus.reshards()
         if experts is not None and alone:
             self._left_to_divide = mesh.size() // experts.size()
         for unit in (*units, stage):
@@ -313,9 +319,11 @@ class Sharded:
                 mesh=over,
                 shard_placement_fn=partial(evenly, ranks=over.size(over.ndim - 1)),
                 mp_policy=how.policy.fully_shard,
-                reshard_after_forward=how.zero == 3,
+                reshard_after_forward=reshards,
                 offload_policy=how.away.policy(how.device),
             )
+            if how.zero_plus is not None and isinstance(unit, FSDPModule):
+                how.zero_plus.attach(unit, self._gather)
             if apart and not alone and isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(mesh.size())
                 unit.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
@@ -347,7 +355,14 @@ class Sharded:
         self._root.set_requires_gradient_sync(last or self.zero >= 2)
         self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
-        return nullcontext()
+        return self._gathering()
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Around a backward, in which weights come as they are."""
+        self._gather.in_backward = True
+        yield
+        self._gather.in_backward = False
 
     def finish(self) -> None:
         """`fully_shard` waits as the last backward ends."""
@@ -382,6 +397,11 @@ class Sharded:
                     self._how.device,
                     mean_over=self._how.mean_over,
                 )
+
+    @property
+    def sent_bytes(self) -> int:
+        """What ZeRO++ has sent from this rank instead of weights in forwards."""
+        return self._gather.sent_bytes
 
     def groups(self) -> Iterator[Any]:
         """`fully_shard`'s groups of parameters, the latest layers' first."""

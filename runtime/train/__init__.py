@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from runtime.train.activation_bits import ActivationBits, compresses
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
     from runtime.train.module_build import samples

@@ -11,7 +11,8 @@ those whose shards will be on the host wait there, a unit at a time on the devic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ from runtime.parallel import (
     Sharded,
     Sharding,
     Unit,
+    ZeroPlusGroups,
     context_parallel,
     expert_parallel,
     multiply_in_eight_bits,
@@ -52,6 +54,7 @@ from runtime.parallel import (
     tensor_parallel,
 )
 from runtime.pipeline import PipelineStage
+from runtime.remat import Quantizer
 from runtime.remat import apply as retention
 from runtime.train.compile import compile_layer
 
@@ -65,6 +68,7 @@ class LocalStage(PipelineStage):
     replicas: Replicas
     copies: int
     away: StateOffload
+    quantizer: Quantizer = field(default_factory=Quantizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()
@@ -98,6 +102,7 @@ class Builder:
         """All of them, ready to train, in model order."""
         rank = self.meshes.weights["pp"].get_local_rank()
         groups = replicas(self.layout, self.meshes, zero=self._zero)
+        assert self._zero_plus is None or self._zero == 3, "ZeRO++ is of ZeRO-3"
         return [
             self._stage(index, rank, groups[index])
             for index, plan in enumerate(self.layout.stages)
@@ -108,6 +113,10 @@ class Builder:
     def _zero(self) -> int:
         plan, ranks = self.layout.stages[0].plans[0], self.meshes.weights["dp"].size()
         return level(plan.zero, self.layout.offload, ranks=ranks)
+
+    @cached_property
+    def _zero_plus(self) -> ZeroPlusGroups | None:
+        return ZeroPlusGroups.of(self.layout.zero_plus, self.meshes.weights)
 
     def _stage(self, index: int, rank: int, alike: Replicas) -> LocalStage:
         layout, plan = self.layout, self.layout.stages[index]
@@ -127,7 +136,7 @@ class Builder:
         for layer in stage.layers.values() if self.setup.compiled else ():
             compile_layer(layer)
         named = zip(plan.layers, plan.plans, strict=True)
-        retention.apply(
+        quantizer = retention.apply(
             stage,
             [one.retention for name, one in named if name.isdigit()],
             dropout=spec.most_dropped > 0,
@@ -150,6 +159,7 @@ class Builder:
             replicas=alike,
             copies=len(plan.held_by),
             away=away,
+            quantizer=quantizer,
         )
 
     def _filled(self, plan: StagePlan, away: StateOffload) -> Stage:
@@ -221,7 +231,11 @@ class Builder:
                 mean_over=meshes.weights["dp"].size(),
             )
         how = Sharding(
-            zero=self._zero, policy=rules, away=away, device=self.setup.device
+            zero=self._zero,
+            policy=rules,
+            away=away,
+            device=self.setup.device,
+            zero_plus=self._zero_plus,
         )
         mesh, apart, units = meshes.shards, meshes.expert_shards, self._apart(stage)
         if alike.weights is not None:

@@ -184,6 +184,12 @@ class Options:
         help="Where the loss is not finite: stop, or go back to the newest checkpoint "
         "and leave out the batches that did it.",
     )
+    compress_activations: str | None = option(
+        type=Choice(("auto",)),
+        metavar="auto",
+        help="Share the bits of compressed activations out by what they do to the "
+        "gradients, every 1000 steps.  [default: as the layout says]",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
 

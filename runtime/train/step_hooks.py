@@ -177,11 +177,7 @@ class Step:
 
     def step(self) -> None:
         """STEP: update every stage of this rank."""
-        for stage in self.stages:
-            if stage not in self._gradients:
-                self._finish(stage)
-        self._sum_tied()
-        made = self._made()
+        made = self.summed()
         norm = global_norm(map(self._pieces, self.optimizer.turns(made)))
         self.norm = float(norm) / self.scale.value
         clipped = clip_factor(self.norm, self.optimizer.settings.clip)
@@ -190,6 +186,19 @@ class Step:
         self._counts = self.scale.judge(finite=isfinite(self.norm))
         if self._counts:
             self.optimizer.step(made, self._factor)
+
+    def summed(self) -> dict[str, Tensor]:
+        """This rank's part of every gradient, when all have come."""
+        for stage in self.stages:
+            if stage not in self._gradients:
+                self._finish(stage)
+        self._sum_tied()
+        return self._made()
+
+    def squares(self, some: Mapping[str, Tensor]) -> float:
+        """The sum of squares over all ranks, of what has a parameter's shape and name
+        each."""
+        return float(global_norm([self._pieces(some)], device=self._device)) ** 2
 
     def done(self) -> None:
         """The step has ended on every rank: its update stays."""

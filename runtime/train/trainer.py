@@ -95,7 +95,8 @@ class Trainer:
         stages = {held.index: held for held in self.stages}
         links = Links(self.mesh["pp"].get_group(), *_holders(layout))
         onward = tuple(one for one in apart(stream) if one.kind in FORWARDS)
-        self._executor, self._onward = (
+        trial = tuple(one for one in stream if one.kind is not Kind.STEP)
+        self._executor, self._onward, self._trial = (
             Executor(
                 stream=actions,
                 stages=stages,
@@ -103,7 +104,7 @@ class Trainer:
                 micro_batches=layout.micro_batches,
                 hooks=self._step,
             )
-            for actions in (stream, onward)
+            for actions in (stream, onward, trial)
         )
 
     def _built(self, meshes: Meshes, setup: Setup) -> tuple[list[LocalStage], Tied]:
@@ -172,6 +173,19 @@ class Trainer:
             for held in self.stages:
                 held.module.train()
         return sum(means) / len(means)
+
+    def trial(self, number: int) -> dict[str, Tensor]:
+        """Copies of this rank's gradients of step *number*, which is not made."""
+        tokens, targets = self._batch(batch_of(number, self.skipped), self.source)
+        self._seeded(number)
+        self._step.begin()
+        self._trial.loss_scale = self.scale.value / self.layout.micro_batches
+        self._trial.step(tokens, targets)
+        return {name: one.clone() for name, one in self._step.summed().items()}
+
+    def distance(self, one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+        """The square of how far gradients of all ranks are apart."""
+        return self._step.squares({name: one[name] - two[name] for name in one})
 
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""

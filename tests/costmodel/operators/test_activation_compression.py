@@ -98,9 +98,11 @@ def test_the_largest_tensor_is_whole_again_in_backward() -> None:
 def test_masks_and_statistics_stay_as_they_are() -> None:
     names = packable(BLOCK)
     assert "attention_out" in names
-    assert not names & {"attention_core", "attention_residual_mask"}
+    assert not names & {"attention_residual_mask"}
     with pytest.raises(InvalidSpec, match="choose among"):
-        priced(compress(8, "attention_core"))
+        priced(compress(8, "attention_residual_mask"))
+    # Of attention that writes no softmax, what it keeps are statistics.
+    assert activations(compress(8, "attention_core")) == activations(Retention())
 
 
 def test_a_checkpoint_may_be_compressed() -> None:
