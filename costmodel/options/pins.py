@@ -87,16 +87,15 @@ class Pins:
         "[default: all of dp]"
     )
     zero_quantized_weights: bool | None = switch(
-        help="ZeRO++ (qwZ), simulated only: forward gathers weights in blocks of "
-        "INT8.  [default: off]"
+        help="ZeRO++ (qwZ): forward gathers weights in blocks of INT8.  [default: off]"
     )
     zero_hpz_partition_size: int | None = _degree(
-        help="ZeRO++ (hpZ), simulated only: ranks, preferably one node's, that "
+        help="ZeRO++ (hpZ): ranks, preferably one node's, that "
         "hold a second copy of the weights, from which backward gathers.  [default: 1, "
         "no copy]"
     )
     zero_quantized_gradients: bool | None = switch(
-        help="ZeRO++ (qgZ), simulated only: gradients are reduced between nodes in "
+        help="ZeRO++ (qgZ): gradients are reduced between nodes in "
         "blocks of INT4.  [default: off]"
     )
     sequence_parallel: bool | None = switch(

@@ -113,10 +113,9 @@ def _require_searched(problem: Problem) -> None:
             "them out, or price the layout with simulate"
         )
     plus = zero_plus_of(pins)
-    if plus.anything:
+    if plus.anything and has_experts(problem.job):
         raise Unsupported(
-            f"ZeRO++ ({plus}) is not searched: leave it out, or price a layout with it "
-            "by simulate"
+            f"ZeRO++ ({plus}) with experts is not priced: leave one of them out"
         )
     if pins.schedule is not None:
         least = least_chunks(pins.schedule)
