@@ -151,6 +151,12 @@ class Pins:
         help="Bucket size of gradient reduction, in fp32; `fully_shard` ignores it and "
         "reduces per layer.  [default: the framework's]",
     )
+    compress_gradients: str | None = option(
+        type=text,
+        metavar="HOW",
+        help="What ZeRO-0 all-reduces: bf16, powersgd:RANK, or 1bit[:WARMUP_STEPS] "
+        "(1-bit Adam; priced after the warm-up).  [default: gradients as they are]",
+    )
 
     @property
     def free_tier(self) -> str | None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         spread,
         unbalanced,
         width_over,
+        with_compressed_gradients,
         zero_plus_of,
     )
     from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out

@@ -33,6 +33,7 @@ from costmodel.machine import (
     with_buckets,
     with_overlap,
 )
+from costmodel.operators import GradientCompression
 from costmodel.options import OVERLAPS, Pins, cuts_products
 from costmodel.schedule import SCHEDULES
 from costmodel.stages import placed
@@ -46,6 +47,7 @@ from costmodel.support import (
 from profiles.commandline import JobOptions
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.hardware import Cluster, Device
+from profiles.hardware import precision as precision_called
 from profiles.models import DecoderSpec, Job, Model, ModuleSpec
 from profiles.units import MB, format_count
 
@@ -144,12 +146,36 @@ def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
     return found
 
 
-def quality_remarks(bits: str | None) -> tuple[str, ...]:
-    """What a price does not say of what activations in *bits* do to training."""
-    if bits in (None, AS_IT_IS):
-        return ()
+def with_compressed_gradients(
+    where: Machine, job: Job, choice: Uniform, text: str | None
+) -> Machine:
+    """*where*, all-reducing gradients as *text* says.
+
+    Raises Contradiction where nothing is all-reduced, InvalidSpec for another word.
+    """
+    how = GradientCompression.parse(text)
+    if how.kind == AS_IT_IS:
+        return where
+    if choice.zero:
+        raise Contradiction(
+            f"--compress-gradients {text} is of gradients that are all-reduced, those "
+            f"of --zero 0, not {choice.zero}"
+        )
+    rules = precision_called(choice.precision, gradient=choice.gradient_format)
+    share = how.share(job.graph, choice.tp, rules)
+    own = replace(where.framework.gradients, compressed=share)
+    return replace(where, framework=replace(where.framework, gradients=own))
+
+
+def quality_remarks(*compressed: str | None) -> tuple[str, ...]:
+    """What a price does not say of what compressions do to training, of activations
+    and gradients."""
     noise = "gradients have noise that no price holds; compare the losses of a few"
-    return (f"activations in {bits} bits: {noise} hundred steps with and without",)
+    return tuple(
+        f"{what} in {how}: {noise} hundred steps with and without"
+        for what, how in zip(("activations", "gradients"), compressed, strict=False)
+        if how not in (None, AS_IT_IS)
+    )
 
 
 def zero_plus_of(pins: Pins) -> ZeroPlus:
@@ -202,13 +228,14 @@ def resolve(
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
     choice = replace(choice, layers_per_stage=cut_asked(choice, job, pins))
     where = unbalanced(where, job, pins.imbalance, assumed)
+    where = with_compressed_gradients(where, job, choice, pins.compress_gradients)
     _require_cut(choice, pins)
     require_legal(choice, job, cluster)
     where = where.calibrated(calibration, job, choice.precision)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
     warnings += (
-        *quality_remarks(pins.compress_activations),
+        *quality_remarks(pins.compress_activations, pins.compress_gradients),
         *local_warnings(choice, job, cluster),
     )
     warnings += framework_warnings(wish.framework, choice, job)

@@ -28,6 +28,7 @@ DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
     *("overlap", "bucket_mb", "flash_attention"),
     *("offload", "offload_to", "imbalance", "compress_activations"),
+    "compress_gradients",
     *("zero_quantized_weights", "zero_quantized_gradients"),
     "zero_hpz_partition_size",
 )
@@ -111,6 +112,11 @@ def _require_searched(problem: Problem) -> None:
         raise Unsupported(
             "--recompute sqrt beside --recompute-layers is not searched: leave one of "
             "them out, or price the layout with simulate"
+        )
+    if pins.compress_gradients is not None:
+        raise Unsupported(
+            "--compress-gradients is not searched: leave it out, or price a layout "
+            "with it by simulate"
         )
     plus = zero_plus_of(pins)
     if plus.anything and has_experts(problem.job):

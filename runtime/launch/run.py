@@ -50,7 +50,14 @@ from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
-from runtime.train import Options, RunOptions, compresses, require_compilable, samples
+from runtime.train import (
+    Options,
+    RunOptions,
+    compresses,
+    require_compilable,
+    require_compressible,
+    samples,
+)
 from runtime.weights import exported
 
 
@@ -371,6 +378,7 @@ def _require_training(options: RunOptions, job: Job, layout: Layout, done: int) 
     options.training.require()
     require_journals(options.training, done)
     options.learning_rate()
+    require_compressible(options.compress_gradients, job, layout)
     if options.compress_activations and not compresses(layout):
         raise Contradiction(
             f"--compress-activations {options.compress_activations} shares out the "

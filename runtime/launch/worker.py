@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from costmodel.operators import GradientCompression
 from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.simulation import job_of, model_flops, parse_file, trace_named
@@ -84,6 +85,9 @@ class Run:
                 device=self.device,
                 compiled=request.compiled,
                 offload_dir=Path(request.offload_dir) if request.offload_dir else None,
+                gradients=GradientCompression.parse(
+                    request.compress_gradients or file.origin.options.compress_gradients
+                ),
             ),
             rate=request.learning_rate(),
         )

@@ -6,6 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.parallel.collectives import all_reduce_from, sum_together
+    from runtime.parallel.compressed_gradients import Signs, reduction_of
     from runtime.parallel.context_parallel import (
         Context,
         GatheredCore,

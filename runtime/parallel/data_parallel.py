@@ -42,6 +42,7 @@ from runtime.models import Experts, Policy
 from runtime.offload import HERE, Host, HostGradients, StateOffload
 from runtime.optim import local
 from runtime.parallel.collectives import Group, Pending, start_all_reduce, sum_together
+from runtime.parallel.compressed_gradients import GradientReduction
 from runtime.parallel.expert_parallel import of_experts
 from runtime.parallel.mesh import Replicas
 from runtime.parallel.zero_plus import BlockGather, ZeroPlusGroups
@@ -165,7 +166,8 @@ class Buffered:
 
     They live in one fp32 buffer for the life of the run, as in Megatron-LM's DDP: a
     hook adds each fresh one to its place and lets it go. Equal buckets of the buffer
-    are all-reduced as the last backward fills them, latest layers first. (PyTorch's own
+    are all-reduced as the last backward fills them, latest layers first; a *reduction*
+    of its own begins when all are there. (PyTorch's own
     DDP holds neither DTensor parameters beside plain ones nor several forwards in
     flight.) Each of *micro_batches* adds to each parameter once, in whatever order:
     where backward is split, some gradients come with I and others with W. Sums over the
@@ -181,8 +183,11 @@ class Buffered:
         experts: Group | None,
         micro_batches: int,
         mean_over: int,
+        reduction: GradientReduction | None = None,
     ) -> None:
         self._micro_batches, self._mean_over = micro_batches, mean_over
+        self._reduction = reduction
+        self.alone = False  # whether each rank keeps its own: an optimizer exchanges
         self._sending = False
         self._vectors = _Vectors()
         self._buckets: list[_Bucket] = []
@@ -216,17 +221,28 @@ class Buffered:
 
     @contextmanager
     def backward(self, kind: Kind, *, last: bool) -> Iterator[None]:
-        if last:  # from now on a bucket travels when it is whole
+        if last and self._reduction is None and not self.alone:
+            # from now on a bucket travels when it is whole
             self._sending = True
             for bucket in self._buckets:
                 self._send_if_whole(bucket)
         yield
         self._vectors.settle()
 
+    @property
+    def sent_bytes(self) -> int:
+        """What a reduction of its own has all-reduced."""
+        return 0 if self._reduction is None else self._reduction.sent_bytes
+
     def finish(self) -> None:
         for name, place in self._places.items():
             added = place.added
             assert added == self._micro_batches, f"{name} has {added} gradients"
+        if self.alone:
+            return
+        if self._reduction is not None:
+            self._reduction.reduce(dict(self.gradients()), self._mean_over)
+            return
         for bucket in self._buckets:
             if bucket.group is None:
                 if self._mean_over > 1:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from runtime.train.activation_bits import ActivationBits, compresses
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
+    from runtime.train.gradients import require_compressible
     from runtime.train.module_build import samples
     from runtime.train.options import (
         Options,

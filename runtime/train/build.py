@@ -20,6 +20,7 @@ from torch import nn
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
+from costmodel.operators import GradientCompression
 from costmodel.schedule import schedule_called
 from profiles.models import Job
 from runtime.models import (
@@ -49,6 +50,7 @@ from runtime.parallel import (
     expert_parallel,
     multiply_in_eight_bits,
     one_axis,
+    reduction_of,
     replicas,
     split_layer_as,
     tensor_parallel,
@@ -78,7 +80,8 @@ class LocalStage(PipelineStage):
 class Setup:
     """How a rank makes its modules: their first values are of *seed*, on *device*.
 
-    *compiled*: torch.compile of each layer; what is saved on a drive is in files of
+    *compiled*: torch.compile of each layer; whole *gradients* are all-reduced so; what
+    is saved on a drive is in files of
     *offload_dir* (None: of the folder of temporary files).
     """
 
@@ -86,6 +89,7 @@ class Setup:
     device: torch.device
     compiled: bool = False
     offload_dir: Path | None = None
+    gradients: GradientCompression = field(default_factory=GradientCompression)
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,7 @@ class Builder:
                 experts=alike.experts,
                 micro_batches=self.layout.micro_batches // copies,
                 mean_over=meshes.weights["dp"].size(),
+                reduction=reduction_of(self.setup.gradients, alike.weights),
             )
         how = Sharding(
             zero=self._zero,

@@ -190,6 +190,12 @@ class Options:
         help="Share the bits of compressed activations out by what they do to the "
         "gradients, every 1000 steps.  [default: as the layout says]",
     )
+    compress_gradients: str | None = option(
+        type=text,
+        metavar="HOW",
+        help="What ZeRO-0 all-reduces: none, bf16, powersgd:RANK, or "
+        "1bit[:WARMUP_STEPS] (1-bit Adam).  [default: as the layout was priced]",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
 

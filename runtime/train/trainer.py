@@ -17,14 +17,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from costmodel.layout import Layout
+from costmodel.operators import GradientCompression
 from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
 from profiles.models import Job
 from runtime.data import Source
 from runtime.models import policy
 from runtime.modules import Samples
 from runtime.offload import DiskOptimizer
-from runtime.optim import LearningRate, LossScale, Optimizer, Settings
-from runtime.parallel import Context, Meshes, Sharded, context_group
+from runtime.optim import LearningRate, LossScale, OneBitAdam, Optimizer, Settings
+from runtime.parallel import (
+    Buffered,
+    Context,
+    Meshes,
+    Sharded,
+    Signs,
+    context_group,
+)
 from runtime.pipeline import Executor, Links
 from runtime.trace import ActionObserver, Recorder
 from runtime.train.build import Builder, LocalStage, Setup
@@ -73,6 +81,7 @@ class Trainer:
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
+        self._one_bit = exchanging(self.optimizer, self.stages, setup.gradients)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
             self.recorder.register_groups("tied", [tied.group])
@@ -129,6 +138,7 @@ class Trainer:
         if self.rate is not None:  # also a constant one: a checkpoint has another
             self.optimizer.learning_rate = self.rate.at(number)
         self._step.begin()
+        self._exchange()
         self._wait()
         began = time.perf_counter()
         self._executor.recorder = self.recorder if record else watch
@@ -142,6 +152,13 @@ class Trainer:
             learning_rate=self.optimizer.learning_rate,
             seconds=time.perf_counter() - began,
         )
+
+    def _exchange(self) -> None:
+        """Where the optimizer exchanges momenta, gradients stay each rank's own."""
+        if self._one_bit is not None:
+            for held in self.stages:
+                assert isinstance(held.parallel, Buffered)
+                held.parallel.alone = self._one_bit.exchanges
 
     def sound(self, result: StepResult) -> bool:
         """Whether a step left finite numbers behind, on every rank alike: its loss is
@@ -277,6 +294,23 @@ def optimizer(
                 assert isinstance(stage.parallel, Sharded)
                 stage.parallel.send_to(found.take_scattered())
     return found
+
+
+def exchanging(
+    optimizer: Optimizer, stages: Sequence[LocalStage], how: GradientCompression
+) -> OneBitAdam | None:
+    """1-bit Adam in place of Adam, where that is asked for and there are ranks."""
+    group = stages[0].replicas.weights
+    if how.kind != "1bit" or group is None or group.size() == 1:
+        return None
+    inner = OneBitAdam(
+        optimizer.inner.param_groups,
+        warm_up=how.number,
+        mean=Signs(group).mean,
+        decoupled=optimizer.settings.name == "adamw",
+    )
+    optimizer.inner = inner
+    return inner
 
 
 def rank_stream(layout: Layout, rank: int) -> Stream:
