@@ -56,7 +56,7 @@ from costmodel.operators.sharding import (
 )
 from costmodel.operators.work import OnRank, OperatorPrice, Work
 from profiles.arrays import Array
-from profiles.hardware import Format, Precision
+from profiles.hardware import SHIFTED, Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
 from profiles.samples import SIXTEEN_BITS, number_of
 from profiles.units import US
@@ -286,7 +286,14 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
-    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine)
+    narrowed, back = quantised(
+        operator,
+        (m, n, k),
+        degrees,
+        number,
+        machine,
+        shifted=precision.name == SHIFTED,
+    )
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + narrowed
     to_input = timed(

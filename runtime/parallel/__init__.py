@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Sharding,
         Unit,
     )
+    from runtime.parallel.emulated_fp8 import multiply_emulated, round_at_random
     from runtime.parallel.explicit_sharding import split_layer_as
     from runtime.parallel.fp8 import multiply_in_eight_bits
     from runtime.parallel.fsdp import AfterEachW, AfterW

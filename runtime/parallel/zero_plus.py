@@ -100,13 +100,13 @@ class BlockGather(_Allocated):
             self.sent_bytes += others * input_tensor.nbytes
             return gathered(output_tensor, input_tensor, group, async_op=async_op)
         own = blocks(input_tensor.view(1, -1), WEIGHT_BITS)
-        parts = []
-        for one in (own.codes, own.scales):
+        codes, scales = (
+            one.new_empty(group.size(), one.shape[1]) for one in (own.codes, own.scales)
+        )
+        for every, one in ((codes, own.codes), (scales, own.scales)):
             self.sent_bytes += others * one.nbytes
-            every = one.new_empty(group.size(), one.shape[1])
             gathered(every, one, group, async_op=False)
-            parts.append(every)
-        whole = Blocks(*parts, WEIGHT_BITS).back(input_tensor.numel())
+        whole = Blocks(codes, scales, WEIGHT_BITS).back(input_tensor.numel())
         output_tensor.view(whole.shape).copy_(whole)
         return None
 
@@ -142,11 +142,10 @@ class BlockScatter(_Allocated):
     def _exchanged(self, pieces: Tensor, group: Group) -> Tensor:
         """The sum of the pieces that every rank has for this one."""
         sent = blocks(pieces, GRADIENT_BITS)
-        came = []
         for one in (sent.codes, sent.scales):
             self.sent_bytes += one.nbytes * (group.size() - 1) // group.size()
-            came.append(all_to_all(one, group))
-        return Blocks(*came, GRADIENT_BITS).back(pieces.shape[1]).sum(0)
+        codes, scales = (all_to_all(one, group) for one in (sent.codes, sent.scales))
+        return Blocks(codes, scales, GRADIENT_BITS).back(pieces.shape[1]).sum(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +182,10 @@ class ZeroPlusGroups:
     def attach(self, unit: FSDPModule, gather: BlockGather) -> None:
         """Let *unit*, which is sharded, exchange so."""
         if self.plus.quantized_weights:
-            unit.set_custom_all_gather(gather)
+            unit.set_custom_all_gather(gather)  # type: ignore[arg-type]
         if self.near is not None and self.far is not None:
-            unit.set_custom_reduce_scatter(BlockScatter(self.near, self.far))
+            scatter = BlockScatter(self.near, self.far)
+            unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
 
 
 def node_of(plus: ZeroPlus, ranks: int, tp: int) -> int:

@@ -48,6 +48,7 @@ from runtime.parallel import (
     ZeroPlusGroups,
     context_parallel,
     expert_parallel,
+    multiply_emulated,
     multiply_in_eight_bits,
     one_axis,
     reduction_of,
@@ -132,6 +133,8 @@ class Builder:
         self._split(stage, plan, split)
         for layer in stage.layers.values() if rules.eight_bits else ():
             multiply_in_eight_bits(layer)
+        for layer in stage.layers.values() if rules.emulated else ():
+            multiply_emulated(layer, rules.emulated)
         later = (
             defer_weight_grads(stage)
             if schedule_called(layout.schedule).splits

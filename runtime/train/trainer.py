@@ -32,6 +32,7 @@ from runtime.parallel import (
     Sharded,
     Signs,
     context_group,
+    round_at_random,
 )
 from runtime.pipeline import Executor, Links
 from runtime.trace import ActionObserver, Recorder
@@ -81,6 +82,8 @@ class Trainer:
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
+        if self.rules.rounds_updates:
+            self.optimizer.rounding = round_at_random
         self._one_bit = exchanging(self.optimizer, self.stages, setup.gradients)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:

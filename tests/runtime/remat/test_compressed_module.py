@@ -51,8 +51,7 @@ class Graph(nn.Module):
     def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.one, self.two, self.between = nn.Linear(16, 32), nn.Linear(32, 8), between
-        edges = torch.randint(0, 64, (2, 256))
-        self.register_buffer("edges", edges)
+        self.edges = torch.randint(0, 64, (2, 256))
 
     def forward(self, nodes: Tensor) -> Tensor:
         start, end = self.edges
