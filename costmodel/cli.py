@@ -22,6 +22,7 @@ from profiles.commandline import (
     CalibrationOptions,
     Count,
     FilePath,
+    FloatRange,
     IntRange,
     JobOptions,
     calibration_options,
@@ -102,6 +103,13 @@ class Wish:
         help="Also: the layout on a network of full bisection, an oversubscribed and a "
         "rail-only one, with switches, cost and power.",
     )
+    dtr: float | None = option(
+        flag="--compare-dtr",
+        type=FloatRange(0, 1, strictly=True),
+        metavar="SHARE",
+        help="Also: a micro-batch of the first stage by dynamic tensor "
+        "rematerialization, in this share of its bytes, by seven heuristics.",
+    )
     radix: int | None = option(
         type=IntRange(4, 1024),
         metavar="N",
@@ -137,6 +145,7 @@ class Wish:
             "--compare-data-parallel": self.compares or None,
             "--compare-networks": self.compares_networks or None,
             "--radix": self.radix,
+            "--compare-dtr": self.dtr,
             "--flops-convention": self.convention,
             "--from": self.source,
         }
@@ -314,6 +323,7 @@ def _one(
             rampup=wish.rampup,
             compares=wish.compares,
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
+            dtr=wish.dtr,
         )
     )
     drawn = None if wish.report is None else _page(found, priced)

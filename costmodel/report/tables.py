@@ -26,7 +26,7 @@ from costmodel.report.data_parallel_baseline import (
 )
 from costmodel.report.networks import designs, network_rows
 from costmodel.report.training_run import BatchRamp, ramped, training
-from costmodel.simulation import Estimate
+from costmodel.simulation import Estimate, dtr_rows, rematerialized
 from costmodel.stages import Away, Memory
 from profiles.commandline import hint
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
@@ -365,12 +365,14 @@ def extras(
     rampup: tuple[int, int, int] | None,
     compares: bool,
     radix: int | None = None,
+    dtr: float | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Rows]]:
     """What the questions around a layout's price add: a member of the JSON document, by
     name, and rows that stand below the price.
 
     A run of *tokens* tokens, its batch ramped up or not; where it *compares*, data
-    parallelism in one process; and with a *radix*, networks of such switches.
+    parallelism in one process; with a *radix*, networks of such switches; and dynamic
+    rematerialization in a share *dtr* of the bytes.
     """
     if tokens is not None:
         run = None
@@ -387,6 +389,9 @@ def extras(
         networks = designs(found, on, radix)
         document = {"networks": [one.document() for one in networks]}
         yield "network_designs", document, tuple(network_rows(networks))
+    if dtr is not None:
+        remade = rematerialized(found, on, dtr)
+        yield "dtr", remade.document(), tuple(dtr_rows(remade))
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

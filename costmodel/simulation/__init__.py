@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from costmodel.simulation.dtr_trace import dtr_rows, rematerialized
     from costmodel.simulation.estimator import BREAKDOWN, Estimate, answers, estimate
     from costmodel.simulation.flops import (
         CONVENTIONS,
