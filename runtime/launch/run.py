@@ -56,6 +56,7 @@ from runtime.train import (
     compresses,
     require_compilable,
     require_compressible,
+    require_rematerializable,
     samples,
 )
 from runtime.weights import exported
@@ -378,6 +379,7 @@ def _require_training(options: RunOptions, job: Job, layout: Layout, done: int) 
     options.training.require()
     require_journals(options.training, done)
     options.learning_rate()
+    require_rematerializable(options, layout)
     require_compressible(options.compress_gradients, job, layout)
     if options.compress_activations and not compresses(layout):
         raise Contradiction(

@@ -21,7 +21,7 @@ from costmodel.simulation import job_of, model_flops, parse_file, trace_named
 from profiles.errors import InvalidFile
 from profiles.files import write_text
 from profiles.models import ModuleSpec
-from profiles.units import GB
+from profiles.units import GB, MiB
 from runtime.checkpoint import (
     Retention,
     Saver,
@@ -85,6 +85,7 @@ class Run:
                 device=self.device,
                 compiled=request.compiled,
                 offload_dir=Path(request.offload_dir) if request.offload_dir else None,
+                budget_bytes=request.memory_budget and request.memory_budget * MiB,
                 gradients=GradientCompression.parse(
                     request.compress_gradients or file.origin.options.compress_gradients
                 ),

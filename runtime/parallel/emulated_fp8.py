@@ -37,7 +37,7 @@ class Grid:
 
     @property
     def bias(self) -> int:
-        return 2 ** (self.exponent - 1) - 1
+        return (1 << (self.exponent - 1)) - 1
 
     @property
     def largest(self) -> float:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
     from runtime.train.gradients import require_compressible
+    from runtime.train.memory_budget import require_rematerializable
     from runtime.train.module_build import samples
     from runtime.train.options import (
         Options,

@@ -81,9 +81,10 @@ class LocalStage(PipelineStage):
 class Setup:
     """How a rank makes its modules: their first values are of *seed*, on *device*.
 
-    *compiled*: torch.compile of each layer; whole *gradients* are all-reduced so; what
-    is saved on a drive is in files of
-    *offload_dir* (None: of the folder of temporary files).
+    *compiled*: torch.compile of each layer; whole *gradients* are all-reduced so;
+    within *budget_bytes*, where given, passes save by dynamic rematerialization; what is
+    saved on a drive is in files of *offload_dir* (None: of the folder of temporary
+    files).
     """
 
     seed: int
@@ -91,6 +92,7 @@ class Setup:
     compiled: bool = False
     offload_dir: Path | None = None
     gradients: GradientCompression = field(default_factory=GradientCompression)
+    budget_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ class Builder:
         self._split(stage, plan, split)
         for layer in stage.layers.values() if rules.eight_bits else ():
             multiply_in_eight_bits(layer)
-        for layer in stage.layers.values() if rules.emulated else ():
-            multiply_emulated(layer, rules.emulated)
+        if rules.emulated is not None:
+            for layer in stage.layers.values():
+                multiply_emulated(layer, rules.emulated)
         later = (
             defer_weight_grads(stage)
             if schedule_called(layout.schedule).splits

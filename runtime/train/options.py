@@ -196,6 +196,17 @@ class Options:
         help="What ZeRO-0 all-reduces: none, bf16, powersgd:RANK, or "
         "1bit[:WARMUP_STEPS] (1-bit Adam).  [default: as the layout was priced]",
     )
+    recompute: str | None = option(
+        type=Choice(("dtr",)),
+        metavar="dtr",
+        help="Dynamic tensor rematerialization, within --memory-budget: what passes "
+        "save is evicted, and made again when backward reads it.",
+    )
+    memory_budget: float | None = option(
+        type=FloatRange(0, 1e9, strictly=True),
+        metavar="MIB",
+        help="With --recompute dtr: MiB of saved tensors on a rank.",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
 

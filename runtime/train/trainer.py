@@ -35,6 +35,7 @@ from runtime.parallel import (
     round_at_random,
 )
 from runtime.pipeline import Executor, Links
+from runtime.remat import Rematerializer
 from runtime.trace import ActionObserver, Recorder
 from runtime.train.build import Builder, LocalStage, Setup
 from runtime.train.module_build import ModuleBuilder, SharedParameters
@@ -103,6 +104,9 @@ class Trainer:
             self.mesh,
             self.rules,
         )
+        if setup.budget_bytes is not None:
+            self.rematerializer = Rematerializer(setup.budget_bytes)
+            self._step.saving = self.rematerializer.recording
         stream = rank_stream(layout, self.mesh["pp"].get_local_rank())
         stages = {held.index: held for held in self.stages}
         links = Links(self.mesh["pp"].get_group(), *_holders(layout))

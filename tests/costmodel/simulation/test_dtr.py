@@ -1,4 +1,4 @@
-"""Dynamic tensor rematerialization: the paper's linear networks, and layouts' traces."""
+"""Dynamic tensor rematerialization: the paper's linear networks, traces of layouts."""
 
 from __future__ import annotations
 

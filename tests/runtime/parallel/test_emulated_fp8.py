@@ -120,8 +120,10 @@ def test_updates_are_rounded_at_random_and_right_on_average() -> None:
 def trained(rank: int) -> dict[str, Any]:
     job = job_of("gpt-tiny", 8, seq_len=32)
     assert isinstance(job.spec, DecoderSpec)
-    sizes = {"hidden": 64, "heads": 2, "kv_heads": 2, "ffn_hidden": 256, "vocab": 64}
-    job = replace(job, spec=replace(job.spec, **sizes, layers=2))
+    small = replace(
+        job.spec, layers=2, hidden=64, heads=2, kv_heads=2, ffn_hidden=256, vocab=64
+    )
+    job = replace(job, spec=small)
     found = {}
     for name in ("fp32", "fp8-s2", "fp8-wang"):
         choice = Uniform(dp=2, zero=0, precision=name, micro_batch=4)
