@@ -202,7 +202,7 @@ class _Recorder(TorchDispatchMode):
     """Records the operators of one forward by the storages that they make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known: dict[int, tuple[StorageWeakRef, _Made, int]] = {}
 
     def value(self, tensor: Tensor) -> _Value | None:

@@ -82,8 +82,8 @@ class Setup:
     """How a rank makes its modules: their first values are of *seed*, on *device*.
 
     *compiled*: torch.compile of each layer; whole *gradients* are all-reduced so;
-    within *budget_bytes*, where given, passes save by dynamic rematerialization; what is
-    saved on a drive is in files of *offload_dir* (None: of the folder of temporary
+    within *budget_bytes*, where given, passes save by dynamic rematerialization; what
+    is saved on a drive is in files of *offload_dir* (None: of the folder of temporary
     files).
     """
 
