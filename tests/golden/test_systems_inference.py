@@ -237,10 +237,9 @@ def test_prompts_of_the_model_card_fill_the_device() -> None:
 
 
 def test_w8a8_gains_where_weights_alone_do_not() -> None:
-    """ZeroQuant: INT8 products. Decoding one sequence reads weights, and gains what
-    W8 does; a prompt multiplies, and gains by the rate of 8 bits alone. Memory is
-    that of W8: of a BERT-like or GPT-like model 5.19 and 4.16 times faster (abstract)
-    are the most that kernels of that time could gain."""
+    """ZeroQuant: INT8 products. Decoding one sequence reads weights, and gains no more
+    than with those in 8 bits alone, less the kernels that quantise activations; a
+    prompt multiplies, and gains by the rate of 8 bits. Memory is that of W8."""
     given = {"prompt_len": 4000, "new_tokens": 96}
     plain, weights, both = (
         served("llama2-7b", "dgx-h100", quantization=name, **given)
@@ -248,7 +247,6 @@ def test_w8a8_gains_where_weights_alone_do_not() -> None:
     )
     assert both.held[0].parameters == weights.held[0].parameters
     decode = plain.generation_s / both.generation_s
-    assert decode == pytest.approx(plain.generation_s / weights.generation_s, rel=0.05)
-    assert decode > 1.3
+    assert 1.3 < decode < plain.generation_s / weights.generation_s
     assert weights.prefill_s == pytest.approx(plain.prefill_s, rel=0.1)
     assert 1.3 < plain.prefill_s / both.prefill_s < 2
