@@ -83,9 +83,6 @@ class Trainer:
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
-        if self.rules.rounds_updates:
-            self.optimizer.rounding = round_at_random
-        self._one_bit = exchanging(self.optimizer, self.stages, setup.gradients)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
             self.recorder.register_groups("tied", [tied.group])
@@ -104,9 +101,7 @@ class Trainer:
             self.mesh,
             self.rules,
         )
-        if setup.budget_bytes is not None:
-            self.rematerializer = Rematerializer(setup.budget_bytes)
-            self._step.saving = self.rematerializer.recording
+        self._equip(setup)
         stream = rank_stream(layout, self.mesh["pp"].get_local_rank())
         stages = {held.index: held for held in self.stages}
         links = Links(self.mesh["pp"].get_group(), *_holders(layout))
@@ -122,6 +117,16 @@ class Trainer:
             )
             for actions in (stream, onward, trial)
         )
+
+    def _equip(self, setup: Setup) -> None:
+        """What compresses and rematerializes, where that is asked for."""
+        if self.rules.rounds_updates:
+            self.optimizer.rounding = round_at_random
+        self._one_bit = exchanging(self.optimizer, self.stages, setup.gradients)
+        self.rematerializer: Rematerializer | None = None
+        if setup.budget_bytes is not None:
+            self.rematerializer = Rematerializer(setup.budget_bytes)
+            self._step.saving = self.rematerializer.recording
 
     def _built(self, meshes: Meshes, setup: Setup) -> tuple[list[LocalStage], Tied]:
         """This rank's stages, and what other stages hold too."""

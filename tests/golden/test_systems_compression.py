@@ -16,6 +16,7 @@ from profiles.models.job import Job
 from profiles.models.spec import VitSpec
 from tests.golden.priced import machine_of, priced
 from tests.support.commanded import answered, refused, simulate
+from tests.support.rows import Obtained
 
 # Training MB at a batch of 128 pictures of 224², and with Mesa; hidden, heads.
 DEIT = {
@@ -52,8 +53,17 @@ def eager() -> Machine:
     return replace(on, framework=replace(on.framework, kernels=kernels))
 
 
+@pytest.mark.row(
+    "G6",
+    "memory with Mesa over without: DeiT-Ti, -S, -B",
+    expected="0.45, 0.45, 0.49 within 10 %",
+    evidence="seen",
+    misses="autocast keeps part of the stream in 32 bits, which is priced in 16",
+)
 @pytest.mark.parametrize("name", DEIT)
-def test_mesa_is_between_a_half_and_a_quarter_of_what_is_saved(name: str) -> None:
+def test_mesa_is_between_a_half_and_a_quarter_of_what_is_saved(
+    name: str, obtained: Obtained
+) -> None:
     """Printed 0.44 to 0.49 with all that is fixed: of a stream in 16 bits 0.52 to 0.56,
     in 32 bits 0.31 to 0.35, where DeiT's autocast has both."""
     ratios = [
@@ -61,6 +71,7 @@ def test_mesa_is_between_a_half_and_a_quarter_of_what_is_saved(name: str) -> Non
         / deit(name, precision=precision)
         for precision in ("fp32", "amp-fp16")
     ]
+    obtained(f"{ratios[1]:.2f}")
     assert ratios[0] < DEIT[name][3] / DEIT[name][2] < ratios[1]
 
 

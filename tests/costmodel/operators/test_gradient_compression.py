@@ -9,15 +9,25 @@ from profiles.errors import InvalidSpec
 from profiles.hardware.precisions import precision
 from tests.golden.priced import job_of
 from tests.support.commanded import refused, simulate
+from tests.support.rows import Obtained
 
 GRAPH = job_of("gpt-1.3b", 8).graph
 ASKED = ("--model", "gpt-1.3b", "--gpus", "16", "--global-batch", "64")
 
 
+@pytest.mark.row(
+    "I7",
+    "volume of 1-bit Adam after the warm-up, of fp32 and 16-bit gradients",
+    expected="1/32; 1/16",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("format", "share"), [("fp32", 1 / 32), ("bf16", 1 / 16)])
-def test_a_bit_is_a_32nd_or_a_16th(format: str, share: float) -> None:
+def test_a_bit_is_a_32nd_or_a_16th(
+    format: str, share: float, obtained: Obtained
+) -> None:
     """ "1-bit: 1/16 to 1/32 after the warm-up."""
     rules = precision("bf16", gradient=format)
+    obtained(f"1/{1 / GradientCompression.parse('1bit').share(GRAPH, 1, rules):g}")
     assert GradientCompression.parse("1bit").share(GRAPH, 1, rules) == share
 
 

@@ -18,16 +18,26 @@ from costmodel.simulation.dtr import (
 )
 from profiles.errors import InvalidSpec
 from tests.support.commanded import answered, refused
+from tests.support.rows import Obtained
 
 ASKED = ("--model", "gpt-1.3b", "--gpus", "8", "--global-batch", "64")
 
 
+@pytest.mark.row(
+    "H2",
+    "operators over 2N in 2⌈√N⌉ tensors, N = 64, 256, 1024, 2048",
+    expected="1.39, 1.45, 1.48, 1.52",
+    evidence="computed",
+)
 @pytest.mark.parametrize(
     ("layers", "overhead"), [(64, 1.39), (256, 1.45), (1024, 1.48), (2048, 1.52)]
 )
-def test_a_linear_network_in_a_root_of_its_memory(layers: int, overhead: float) -> None:
+def test_a_linear_network_in_a_root_of_its_memory(
+    layers: int, overhead: float, obtained: Obtained
+) -> None:
     """Unit costs in 2⌈√N⌉ tensors: operators over 2N, from another simulation."""
     found = run(chain(layers), least_budget(layers))
+    obtained(f"{found.cost / (2 * layers):.2f}")
     assert found.cost / (2 * layers) == pytest.approx(overhead, abs=0.005)
     assert found.peak <= least_budget(layers)
 

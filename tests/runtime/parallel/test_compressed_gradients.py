@@ -23,6 +23,7 @@ from runtime.train.build import Setup
 from runtime.train.trainer import Trainer
 from tests.golden.priced import job_of
 from tests.runtime.ranks import on_ranks
+from tests.support.rows import Obtained
 
 STEPS, LR, LAST = 120, 3e-3, 20
 # How far the mean loss of the last steps may be from whole gradients'.
@@ -74,7 +75,13 @@ def trained(rank: int) -> dict[str, Any]:
     return found
 
 
-def test_it_trains_like_whole_gradients() -> None:
+@pytest.mark.row(
+    "D3",
+    "last losses with hooks over without: bf16, powersgd:16, 1bit:60",
+    expected="within 0.1, 2, 4 %",
+    evidence="computed",
+)
+def test_it_trains_like_whole_gradients(obtained: Obtained) -> None:
     one, two = on_ranks(2, trained)
     whole = one["none"]["losses"]
     for name, tolerance in TOLERANCE.items():
@@ -84,6 +91,8 @@ def test_it_trains_like_whole_gradients() -> None:
         )
         assert last == pytest.approx(plain, rel=max(tolerance, 1e-12)), name
         assert (one[name]["losses"] == whole) == (name == "none")
+    lasts = (sum(one[name]["losses"][-LAST:]) for name in list(TOLERANCE)[1:])
+    obtained(", ".join(f"{some / sum(whole[-LAST:]) - 1:+.2%}" for some in lasts))
     # Until the warm-up ends 1-bit Adam is Adam.
     early = one["1bit:60"]["losses"][:61]
     assert early == pytest.approx(whole[:61], rel=1e-4)

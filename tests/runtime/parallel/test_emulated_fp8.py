@@ -28,6 +28,7 @@ from runtime.train.build import Setup
 from runtime.train.trainer import Trainer
 from tests.golden.priced import job_of
 from tests.runtime.ranks import on_ranks
+from tests.support.rows import Obtained
 
 seeds = st.integers(0, 2**31)
 STEPS, LAST, LR = 120, 20, 3e-3
@@ -76,7 +77,13 @@ def test_the_grid_is_that_of_torchs_e5m2() -> None:
     torch.testing.assert_close(half, values.half().float(), rtol=0, atol=0)
 
 
-def test_a_sum_of_2_to_16_ones_is_exact_in_chunks() -> None:
+@pytest.mark.row(
+    "G4",
+    "2^16 ones in 16-bit floats: naive; chunks of 64",
+    expected="2048; 65536",
+    evidence="computed",
+)
+def test_a_sum_of_2_to_16_ones_is_exact_in_chunks(obtained: Obtained) -> None:
     """Naive sums stall where a one is half of the last place: with the 10 bits of fp16
     at 2048, with 9 at 1024."""
     ones = torch.ones(2**16)
@@ -85,6 +92,7 @@ def test_a_sum_of_2_to_16_ones_is_exact_in_chunks() -> None:
         naive += 1
     assert float(naive) == 2048
     wide = Grid(6, 10)
+    obtained(f"{float(naive):g}; {float(summed_in_chunks(ones, wide)):g}")
     assert float(summed_in_chunks(ones, wide, chunk=len(ones))) == 2048
     assert float(summed_in_chunks(ones, SUMS, chunk=len(ones))) == 1024
     for grid in (wide, SUMS):
@@ -142,9 +150,17 @@ def trained(rank: int) -> dict[str, Any]:
     return found
 
 
-def test_a_tiny_transformer_trains_like_in_32_bits() -> None:
+@pytest.mark.row(
+    "G3",
+    "last losses of a tiny transformer over fp32's",
+    expected="within 1 %",
+    evidence="computed",
+)
+def test_a_tiny_transformer_trains_like_in_32_bits(obtained: Obtained) -> None:
     one, two = on_ranks(2, trained)
     plain = sum(one["fp32"]["losses"][-LAST:]) / LAST
+    narrow = (one[name]["losses"][-LAST:] for name in ("fp8-s2", "fp8-wang"))
+    obtained(", ".join(f"{sum(some) / LAST / plain - 1:+.2%}" for some in narrow))
     for name in ("fp8-s2", "fp8-wang"):
         assert one[name]["losses"] != one["fp32"]["losses"]
         assert sum(one[name]["losses"][-LAST:]) / LAST == pytest.approx(plain, rel=0.01)

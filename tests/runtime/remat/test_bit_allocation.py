@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.remat.bit_allocation import CHOICES, allocated, sensitivity, variance
+from tests.support.rows import Obtained
 
 tensors = st.tuples(st.integers(1, 50), st.floats(0, 100))
 
@@ -35,7 +36,13 @@ def test_it_is_the_best_of_all(some: list[tuple[int, float]], mean: float) -> No
     assert cost(found, worth) == pytest.approx(best)
 
 
-def test_it_is_the_best_of_all_of_twelve_tensors() -> None:
+@pytest.mark.row(
+    "G7",
+    "cost of the bits of 12 tensors over the best of all 4^12",
+    expected="1",
+    evidence="computed",
+)
+def test_it_is_the_best_of_all_of_twelve_tensors(obtained: Obtained) -> None:
     """4¹² allocations, in halves: six tensors' with six others'."""
     random = np.random.default_rng(3)
     sizes = {key: int(size) for key, size in enumerate(random.integers(1, 1000, 12))}
@@ -50,6 +57,7 @@ def test_it_is_the_best_of_all_of_twelve_tensors() -> None:
     (one, own), (two, other) = halves
     fits = one[:, None] + two[None, :] <= total
     best = np.where(fits, own[:, None] + other[None, :], np.inf).min()
+    obtained(f"{cost(allocated(sizes, worth, total), worth) / best:g}")
     assert cost(allocated(sizes, worth, total), worth) == pytest.approx(best)
 
 

@@ -114,6 +114,7 @@ def trained(rank: int) -> dict[str, Any]:
         found[str(budget)] = {"losses": losses, "peak": peak.allocated}
         if budget is not None:
             keeper = trainer.rematerializer
+            assert keeper is not None
             found["kept"] = {"most": keeper.most_bytes, "evicted": keeper.evicted}
     return found
 
