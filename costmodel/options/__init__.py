@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         QUANTIZATIONS,
         W8A8,
         InferenceOptions,
+        for_inference,
         inference_options,
     )
     from costmodel.options.pins import (
@@ -20,5 +21,6 @@ if TYPE_CHECKING:
         layout_options,
         pins_cut,
     )
+    from costmodel.options.sweep import SweepOptions, sweep_options
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -6,7 +6,12 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.simulation.dtr_trace import dtr_rows, rematerialized
-    from costmodel.simulation.estimator import BREAKDOWN, Estimate, answers, estimate
+    from costmodel.simulation.estimator import (
+        BREAKDOWN,
+        Estimate,
+        answers,
+        estimate,
+    )
     from costmodel.simulation.flops import (
         CONVENTIONS,
         convention,
