@@ -25,6 +25,7 @@ from costmodel.options import (
 from profiles.commandline import (
     CalibrationOptions,
     FilePath,
+    FloatRange,
     IntRange,
     JobOptions,
     calibration_options,
@@ -107,6 +108,13 @@ class Wish:
         help="Also: the layout on networks of full bisection, oversubscribed, "
         "rail-only and with unlike NICs, with switches, cost and power.",
     )
+    dtr: float | None = option(
+        flag="--compare-dtr",
+        type=FloatRange(0, 1, strictly=True),
+        metavar="SHARE",
+        help="Also: a micro-batch of the first stage by dynamic tensor "
+        "rematerialization, in this share of its bytes, by seven heuristics.",
+    )
     radix: int | None = option(
         type=IntRange(4, 1024),
         metavar="N",
@@ -143,6 +151,7 @@ class Wish:
             "--compare-data-parallel": self.compares or None,
             "--compare-networks": self.compares_networks or None,
             "--radix": self.radix,
+            "--compare-dtr": self.dtr,
             "--flops-convention": self.convention,
             "--from": self.source,
         }
@@ -328,6 +337,7 @@ def _one(
             run=wish.run,
             compares=wish.compares,
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
+            dtr=wish.dtr,
         )
     )
     if wish.compare is not None:

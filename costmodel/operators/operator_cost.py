@@ -40,6 +40,7 @@ from costmodel.operators.saved_tensors import (
     gradient_bytes,
     handed_on,
     internal,
+    written_softmax,
 )
 from costmodel.operators.sharding import (
     Collective,
@@ -55,7 +56,7 @@ from costmodel.operators.sharding import (
 )
 from costmodel.operators.work import OnRank, OperatorPrice, Work
 from profiles.arrays import Array
-from profiles.hardware import Format, Precision
+from profiles.hardware import SHIFTED, Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
 from profiles.samples import SIXTEEN_BITS, number_of
 from profiles.units import US
@@ -154,6 +155,7 @@ def operator_price(
         dummy_bytes=dummy_bytes(at),
         saved=handed_on(at),
         internal=internal(at),
+        softmax=written_softmax(at),
         gradient_bytes=gradient_bytes(at),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
@@ -284,7 +286,14 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
     timed = _timed_product(at, (m, n, k), number)
-    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine)
+    narrowed, back = quantised(
+        operator,
+        (m, n, k),
+        degrees,
+        number,
+        machine,
+        shifted=precision.name == SHIFTED,
+    )
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + narrowed
     to_input = timed(

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from costmodel.options.inference import (
         CACHE_FORMATS,
         QUANTIZATIONS,
+        W8A8,
         InferenceOptions,
         for_inference,
         inference_options,

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import (
+    AS_IT_IS,
     CORE,
     EVERYTHING,
     Action,
@@ -25,7 +26,7 @@ from costmodel.report.data_parallel_baseline import (
     compare_data_parallel,
 )
 from costmodel.report.networks import designs, network_table
-from costmodel.simulation import Estimate
+from costmodel.simulation import Estimate, dtr_rows, rematerialized
 from costmodel.stages import Away, Memory
 from costmodel.training_run import BatchRamp, ramped, training, training_rows
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_seconds
@@ -95,6 +96,8 @@ def layout_words(layout: Layout) -> str:
     away = _away(layout)
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
+    if layout.compression != AS_IT_IS:
+        parts.append(f"activations in {layout.compression} bits")
     return ", ".join(parts)
 
 
@@ -360,12 +363,14 @@ def extras(
     run: RunOptions,
     compares: bool,
     radix: int | None = None,
+    dtr: float | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Rows | Table]]:
     """What the questions around a layout's price add: a member of the JSON document, by
     name, and rows or a table that stand below the price.
 
-    A whole *run*; where it *compares*, data parallelism in one process; and with a
-    *radix*, networks of such switches.
+    A whole *run*; where it *compares*, data parallelism in one process; with a *radix*,
+    networks of such switches; and dynamic rematerialization in a share *dtr* of the
+    bytes.
     """
     if run.tokens is not None:
         ramp = BatchRamp.of(run)
@@ -379,6 +384,9 @@ def extras(
         networks = designs(found, on, radix)
         document = {"networks": [one.document() for one in networks]}
         yield "network_designs", document, network_table(networks)
+    if dtr is not None:
+        remade = rematerialized(found, on, dtr)
+        yield "dtr", remade.document(), tuple(dtr_rows(remade))
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

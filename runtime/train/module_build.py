@@ -28,6 +28,7 @@ from runtime.models import policy
 from runtime.modules import Cut, Samples, Tokens, TracedStage, WholeStage, cut_of
 from runtime.offload import StateOffload
 from runtime.parallel import Replicas, Unit, all_reduce_from, own_group
+from runtime.remat import Quantizer, compress_module
 from runtime.train.build import Builder, LocalStage
 
 
@@ -58,7 +59,8 @@ class ModuleBuilder(Builder):
     def _stage(self, index: int, rank: int, alike: Replicas) -> LocalStage:
         layout, plan = self.layout, self.layout.stages[index]
         away = StateOffload.of(layout.offload, self._zero)
-        module = self._module(plan)
+        quantizer = Quantizer()
+        module = self._module(plan, quantizer)
         micro_batch = layout.micro_batch(plan)
         rules = policy(layout.precision_name)
         come, go = widths(module)
@@ -77,23 +79,35 @@ class ModuleBuilder(Builder):
             replicas=alike,
             copies=len(plan.held_by),
             away=away,
+            quantizer=quantizer,
         )
 
-    def _module(self, plan: StagePlan) -> nn.Module:
+    def _module(self, plan: StagePlan, quantizer: Quantizer) -> nn.Module:
         again = [
             name
             for name, one in zip(plan.layers, plan.plans, strict=True)
             if EVERYTHING in one.retention.recomputed
         ]
+        packed = {
+            name: how
+            for name, one in zip(plan.layers, plan.plans, strict=True)
+            if (how := one.retention.compressed(EVERYTHING)) is not None
+        }
         if not self.spec.own_code and plan.mesh.tp == 1:
             stage = TracedStage(self.cut, plan.layers, self.whole, self.samples)
             stage.recompute(again)
+            for name, how in packed.items():
+                if name in stage.layers:
+                    compress_module(stage.layers[name], how, quantizer, name)
             return stage
         paths = {layer.name: layer.path for layer in self.cut.layers if layer.path}
         held = WholeStage(self.whole, self.samples, list(paths.values()))
         if plan.mesh.tp > 1:
             held.split(self.spec, self.meshes.weights["tp"])
         held.recompute([paths[name] for name in again])
+        for name, how in packed.items():
+            unit = self.whole.get_submodule(paths[name])
+            compress_module(unit, how, quantizer, name)
         return held
 
     def _apart(self, stage: nn.Module) -> list[Unit]:
