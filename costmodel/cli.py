@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -238,7 +238,11 @@ def simulate(
     if wish.file is not None or wish.runs is not None:
         job, pins = without_defaults(job), without_defaults(pins)
     if wish.runs is not None:
-        wish = without_defaults(wish, _of_one_layout())
+        of_tables = {"runs", "report", "details"}
+        names = {one.name for one in fields(wish)} - of_tables
+        wish = replace(
+            without_defaults(wish, names), what_if=without_defaults(wish.what_if)
+        )
     if inference.inference:
         job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
         learning, exporting = for_inference(learning), for_inference(exporting)
@@ -265,14 +269,6 @@ def simulate(
         _sweep(job, pins, wish.what_if, calibration, as_json=wish.as_json)
     else:
         _one(job, pins, wish, exporting, calibration)
-
-
-def _of_one_layout() -> list[str]:
-    """Fields of `Wish` that are about one layout."""
-    return [
-        *("trace", "out", "source", "sweep", "tokens", "rampup", "compares"),
-        *("compares_networks", "radix", "convention"),
-    ]
 
 
 def _named(job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:

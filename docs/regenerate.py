@@ -38,6 +38,8 @@ TABLES = {
     "gpu": lambda: "\n".join(gpu_steps.table(list(gpu_steps.steps()))),
     "architecture": lambda: f"{drawing()}\n\n{table()}",
 }
+COLUMNS = 80
+WIDE = {"what-if.md": 96}  # pages whose tables would be folded
 FROM_DATA = ("python benchmarks/choices.py",)
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 
@@ -47,8 +49,8 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def output_of(command: str) -> str:
-    """What *command* prints, in a folder of its own choosing: the checkout."""
+def output_of(command: str, columns: int) -> str:
+    """What *command* prints on so many *columns*, in the checkout."""
     program, *arguments = shlex.split(command)
     if program not in PROGRAMS:
         raise SystemExit(f"{command!r}: only {', '.join(PROGRAMS)} are run")
@@ -56,7 +58,7 @@ def output_of(command: str) -> str:
     done = subprocess.run(
         [str(beside / program), *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -65,14 +67,14 @@ def output_of(command: str) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def regenerated(text: str) -> str:
+def regenerated(text: str, columns: int) -> str:
     """*text* with every shown command's output made anew."""
 
     def block(match: re.Match[str]) -> str:
         command = match["command"]
         if command in FROM_DATA and not os.environ.get("MESHWRIGHT_DATA"):
             return match[0]
-        return f"```console\n$ {command}\n{output_of(command)}\n```"
+        return f"```console\n$ {command}\n{output_of(command, columns)}\n```"
 
     text = TABLE.sub(
         lambda found: f"{found['before']}{TABLES[found['name']]()}\n{found['after']}",
@@ -86,7 +88,7 @@ def main() -> int:
     stale = []
     for page in pages():
         before = page.read_text()
-        after = regenerated(before)
+        after = regenerated(before, WIDE.get(page.name, COLUMNS))
         if after != before:
             stale.append(page.name)
             if "--check" not in sys.argv:
