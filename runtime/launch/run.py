@@ -50,7 +50,15 @@ from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
-from runtime.train import Options, RunOptions, require_compilable, samples
+from runtime.train import (
+    Options,
+    RunOptions,
+    compresses,
+    require_compilable,
+    require_compressible,
+    require_rematerializable,
+    samples,
+)
 from runtime.weights import exported
 
 
@@ -285,7 +293,7 @@ def prepare(options: RunOptions) -> Run:
     remarks = require_drive(job, layout, options.offload_dir, local_ranks=ranks)
     _require_observable(options, device, layout)
     _require_watched(options, done)
-    _require_training(options, job, done)
+    _require_training(options, job, layout, done)
     _require_copied(options, device, layout)
     exported(options.weights, options.save_weights, job)
     if options.compiled:
@@ -366,11 +374,19 @@ def _require_copied(options: RunOptions, device: str, layout: Layout) -> None:
         )
 
 
-def _require_training(options: RunOptions, job: Job, done: int) -> None:
+def _require_training(options: RunOptions, job: Job, layout: Layout, done: int) -> None:
     """Raise what is wrong with the learning rate, the held-out data or the logs."""
     options.training.require()
     require_journals(options.training, done)
     options.learning_rate()
+    require_rematerializable(options, layout)
+    require_compressible(options.compress_gradients, job, layout)
+    if options.compress_activations and not compresses(layout):
+        raise Contradiction(
+            f"--compress-activations {options.compress_activations} shares out the "
+            "bits that a layout keeps groups of activations in, and this one does not; "
+            "make it with --compress-activations 4"
+        )
     if options.training.eval_data is not None:
         _source(options, job, options.training.eval_data)
 

@@ -6,6 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.optim.lr_schedule import KINDS, LearningRate
+    from runtime.optim.one_bit_adam import OneBitAdam
     from runtime.optim.optimizer import (
         Leaf,
         LossScale,

@@ -185,6 +185,29 @@ class Options:
         help="Where the loss is not finite: stop, or go back to the newest checkpoint "
         "and leave out the batches that did it.",
     )
+    compress_activations: str | None = option(
+        type=Choice(("auto",)),
+        metavar="auto",
+        help="Share the bits of compressed activations out by what they do to the "
+        "gradients, every 1000 steps.  [default: as the layout says]",
+    )
+    compress_gradients: str | None = option(
+        type=text,
+        metavar="HOW",
+        help="What ZeRO-0 all-reduces: none, bf16, powersgd:RANK, or "
+        "1bit[:WARMUP_STEPS] (1-bit Adam).  [default: as the layout was priced]",
+    )
+    recompute: str | None = option(
+        type=Choice(("dtr",)),
+        metavar="dtr",
+        help="Dynamic tensor rematerialization, within --memory-budget: what passes "
+        "save is evicted, and made again when backward reads it.",
+    )
+    memory_budget: float | None = option(
+        type=FloatRange(0, 1e9, strictly=True),
+        metavar="MIB",
+        help="With --recompute dtr: MiB of saved tensors on a rank.",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
 
