@@ -316,7 +316,7 @@ def estimate_view(estimate: Estimate, *, details: bool = False) -> Group:
 def _sentence(estimate: Estimate) -> str:
     """The answer, in one."""
     step = format_seconds(estimate.step_time_s)
-    used, most = estimate.peak_needed_bytes, estimate.capacity_bytes
+    used, most = estimate.peak_memory_bytes, estimate.capacity_bytes
     verdict = "and fits in" if estimate.fits else "and DOES NOT FIT in"
     return (
         f"{estimate.job.model} on {estimate.layout.gpus:,} × {estimate.device} takes "

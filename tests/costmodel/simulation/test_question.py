@@ -57,7 +57,7 @@ def test_the_headline_says_tokens_a_step(
     assert simulate("--model", "gpt-1.3b", *options) == 0
     said = capsys.readouterr()
     headline = " ".join(said.out.partition("\n\n")[0].split())  # wide ones are folded
-    assert f": {batch:,} sequences of " in headline
+    assert f"batch {batch:,} sequences of " in headline
     assert f"{tokens} tokens a step" in headline
     assumed = f"global-batch {batch}" in said.out
     assert assumed == ("--global-batch" not in options)
