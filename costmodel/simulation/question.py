@@ -172,8 +172,10 @@ def quality_remarks(*compressed: str | None) -> tuple[str, ...]:
     and gradients."""
     noise = "gradients have noise that no price holds; compare the losses of a few"
     return tuple(
-        f"{what} in {how}: {noise} hundred steps with and without"
-        for what, how in zip(("activations", "gradients"), compressed, strict=False)
+        f"{what.format(how)}: {noise} hundred steps with and without"
+        for what, how in zip(
+            ("activations in {} bits", "gradients by {}"), compressed, strict=False
+        )
         if how not in (None, AS_IT_IS)
     )
 

@@ -65,7 +65,7 @@ def test_the_command_prices_less(capsys: pytest.CaptureFixture[str]) -> None:
         assert simulate(*asked, "--compress-gradients", how) == 0
         document = json.loads(capsys.readouterr().out)
         seconds[how] = document["breakdown_s"]["data_comm"]
-        assert any("gradients in" in one for one in document["warnings"]) == (
+        assert any("gradients by" in one for one in document["warnings"]) == (
             how != "none"
         )
     assert seconds["none"] > seconds["bf16"] > seconds["1bit"]
