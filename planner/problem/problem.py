@@ -115,7 +115,8 @@ class Problem:
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
     stage. With `any_stage` stages may differ in mesh, and `pins.pp`, their number, need
-    not divide the GPUs.
+    not divide the GPUs. Schedules that do not flush are not searched unless
+    `allow_async`: no price says what stale gradients cost.
     """
 
     job: Job
@@ -134,6 +135,7 @@ class Problem:
     runs_on: str | None = None
     probability: float = 0.5
     any_stage: bool = False
+    allow_async: bool = False
 
     def __post_init__(self) -> None:
         running = self.machine.running(self.gpus)  # samples know how many are at work

@@ -13,6 +13,7 @@ import pytest
 
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.schedule.schedules import flushes
 from costmodel.simulation.layout_files import write_layout
 from costmodel.support.support_table import Answer
 from profiles.errors import Unsupported
@@ -35,8 +36,11 @@ REMEDY = re.compile(
 YES = {
     (mechanism.name, row.reason): row
     for mechanism, row in ROWS
-    if row.answer is Answer.YES and row.when.get("family") != ("module",)
-}  # modules of one's own: tests/runtime/modules
+    if row.answer is Answer.YES
+    and row.when.get("family") != ("module",)
+    and "async-1f1b" not in row.when.get("schedule", ())
+    and row.when.get("flush") != ("no",)
+}  # modules of one's own: tests/runtime/modules; other steps: tests/runtime/test_stale
 OTHERS = [*examples(Answer.NO), *examples(Answer.SIMULATED_ONLY)]
 
 
@@ -45,7 +49,7 @@ def cheapest() -> dict[str, Example]:
     """Of every yes of the table the example on the fewest ranks, by name."""
     found: dict[tuple[str, str], Example] = {}
     for one in examples(Answer.YES):
-        if one.values.get("family") == "module":
+        if one.values.get("family") == "module" or not flushes(one.layout.schedule):
             continue
         key = (one.mechanism, one.row.reason)
         known = found.get(key)
