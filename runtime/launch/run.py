@@ -50,7 +50,13 @@ from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
-from runtime.train import Options, RunOptions, require_compilable, samples
+from runtime.train import (
+    Options,
+    RunOptions,
+    require_allowed,
+    require_compilable,
+    samples,
+)
 from runtime.weights import exported
 
 
@@ -99,6 +105,8 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "--warmup-steps": training.warmup_steps,
         "--decay-steps": training.decay_steps,
         "--min-lr": training.min_lr,
+        "--stale-gradients": training.stale_gradients,
+        "--anneal-steps": training.anneal_steps,
         "an --eval-data": training.eval_data is not None,
         "--eval-every": training.eval_every,
         "--eval-batches": training.eval_batches,
@@ -269,6 +277,7 @@ def prepare(options: RunOptions) -> Run:
     trace_named(options.model, file)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
+    require_allowed(options, layout, job.optimizer)
     device = _device(options.device, layout)
     if layout.gpus % options.nnodes:
         raise Contradiction(
