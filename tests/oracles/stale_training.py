@@ -12,8 +12,9 @@ of its own here, and what autograd has saved of a weight is found by its storage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,22 @@ AHEAD = {"async-1f1b": 1, "2bw": 1, "pipemare": 2, "pb": 2}  # for each rank beh
 STASHED = ("async-1f1b", "2bw")
 
 
+class Rule(Protocol):
+    """How a stage is updated, and what passes read of its version number *number*."""
+
+    def update(self, weights: Version, gradients: Version) -> Version: ...
+
+    def forward(self, number: int, weights: Version) -> Version: ...
+
+    def backward(self, number: int, weights: Version) -> Version: ...
+
+
 @dataclass
 class LateStage:
-    """One stage and all of its versions; *update* makes the next of the newest and of
-    gradients."""
+    """One stage and all of its versions, which *rule* makes."""
 
     module: nn.Module
-    update: Callable[[Version, Version], Version]
+    rule: Rule
     versions: list[Version] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,13 +68,15 @@ def late_steps(
             number = step * m + place
             leaves, hidden = [], tokens
             newest = [
-                one.versions[first + step]
+                one.rule.backward(first + step, one.versions[first + step])
                 for one, first in zip(stages, begun, strict=True)
             ]
             with torch.enable_grad():
                 for rank, stage in enumerate(stages):
                     late = _version(schedule, rank, len(stages), number, m)
-                    used = _leaves(stage.versions[begun[rank] + late])
+                    late += begun[rank]
+                    weights = stage.versions[late]
+                    used = _leaves(stage.rule.forward(late, weights))
                     given = (hidden, targets) if stage is stages[-1] else (hidden,)
                     with _reading(used, newest[rank], schedule in STASHED):
                         hidden = functional_call(stage.module, used, given)
@@ -76,7 +88,7 @@ def late_steps(
                     total[name] += next(found) / m
             mean += float(hidden.detach()) / m
         for stage, total in zip(stages, sums, strict=True):
-            stage.versions.append(stage.update(stage.versions[-1], total))
+            stage.versions.append(stage.rule.update(stage.versions[-1], total))
         losses.append(mean)
     return losses
 
