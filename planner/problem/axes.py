@@ -249,10 +249,11 @@ class Axes:
     ) -> list[tuple[int, int]]:
         """(level, group). A level that shards over one rank is level 0.
 
-        What of them is carried out hangs on the pipeline too, and in frameworks on *tp*
-        and *ep*.
+        What of them is carried out hangs on the pipeline too, and in frameworks, or
+        without a flush, on *tp* and *ep*.
         """
-        more = {} if self._filter is None else {"tp": tp, "ep": ep}
+        by_width = self._filter is not None or self.problem.allow_async
+        more = {"tp": tp, "ep": ep} if by_width else {}
         level, group = self.pins.zero, self.pins.zero_group
         groups = [one for one in divisors(dp) if group in (None, one)]
         sharding = [one for one in groups if one * cp > 1]
