@@ -59,7 +59,7 @@ def rate_factor(step: int, steps: int, tau: float) -> float:
     [0.0625, 0.25, 1.0, 1.0]
     """
     power = 1 - min(step / steps, 1) if steps else 0.0
-    return max(tau, 1.0) ** -power
+    return 1 / float(max(tau, 1.0) ** power)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

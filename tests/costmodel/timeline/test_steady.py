@@ -139,3 +139,18 @@ def test_stages_that_share_a_table_wait_for_each_other() -> None:
     assert tied.makespan_s > 13 + 3
     assert tied.account(3).others_s > 0
     assert tied.account(0).others_s == pytest.approx(0)
+
+
+@given(st.data(), pipelines(names=STALE), st.sampled_from([1.2, 2.0, 8.0]))
+def test_turns_gain_no_more_than_all_are_at_work_together(
+    data: st.DataObject, pipeline: Pipeline, turns: float
+) -> None:
+    """What the bounds of a search take for granted."""
+    costs = data.draw(costs_of(pipeline, turns=turns))
+    alone = simulate(*pipeline, replace(costs, turns=1.0)).makespan_s
+    found = simulate(*pipeline, costs).makespan_s
+    busy_s = pipeline.micro_batches * float((costs.forward_s + costs.backward_s).sum())
+    margin = 1e-6 * alone + 1e-12
+    assert found <= alone + margin
+    assert found >= alone / min(turns, pipeline.pp) - margin
+    assert found >= busy_s / pipeline.pp - margin
