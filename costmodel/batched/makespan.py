@@ -251,8 +251,9 @@ def makespan_bound_s(
         return np.where(runs.stages > 1, phases, accumulated)
     if schedule == "1f1b":
         return _woven_bound_s(runs, micro_batches)
-    if SCHEDULES[schedule].stale is not None:
-        return _period_s(runs, SCHEDULES[schedule].stale, micro_batches)
+    stale = SCHEDULES[schedule].stale
+    if stale is not None:
+        return _period_s(runs, stale, micro_batches)
     nothing = tuple(np.zeros_like(one) for one in runs.forward_s)
     whole = replace(
         runs, weight_s=runs.weight_s or nothing, hidden_s=runs.hidden_s or nothing
