@@ -160,7 +160,7 @@ class Executor:
         Raises ActionFailed, which names the action.
         """
         if goes_on:
-            self._tokens, self._targets, self._losses = tokens, targets, {}
+            self._take(tokens, targets)
         else:
             self._begin(tokens, targets)
         if self.recorder is not None:
@@ -174,8 +174,7 @@ class Executor:
         return [self._losses[number] for number in sorted(self._losses)]
 
     def _begin(self, tokens: Numbered, targets: Numbered) -> None:
-        self._tokens, self._targets = tokens, targets
-        self._losses: dict[int, Tensor] = {}
+        self._take(tokens, targets)
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._put_off: dict[tuple[int, int], list[Work]] = {}
         for stage in self._stages.values():
@@ -183,6 +182,10 @@ class Executor:
                 stage.later.forget()
         # What is made and not yet used, by the transfer that it came or goes by.
         self._there: dict[Action, Tensor] = {}
+
+    def _take(self, tokens: Numbered, targets: Numbered) -> None:
+        self._tokens, self._targets = tokens, targets
+        self._losses: dict[int, Tensor] = {}
 
     def _carry_out(self, action: Action) -> None:
         if self.watch is not None:

@@ -158,7 +158,7 @@ class StaleStep(Step):
         """STEP: update this rank's stage."""
         self._sum_tied()
         made = self._made()
-        self.norm = float(_norm(made))
+        self.norm = _norm(made)
         self._factor = clip_factor(self.norm, self.optimizer.settings.clip)
         self.weights.renew(self._oldest)
         self._remedy.update(made, self._factor, step=self.updates)
@@ -178,11 +178,12 @@ class StaleStep(Step):
         return self._version(self._backwards)
 
 
-def _norm(made: Mapping[str, Tensor]) -> Tensor:
+def _norm(made: Mapping[str, Tensor]) -> float:
     """The L2 norm of one stage's gradients, which each of its ranks has all of."""
     if not made:
-        return torch.zeros(())
-    return torch.stack(torch._foreach_norm(list(made.values()))).double().norm()
+        return 0.0
+    each = torch.stack(torch._foreach_norm(list(made.values())))
+    return float(each.double().norm())
 
 
 class Told:
@@ -233,7 +234,8 @@ class Flow:
     def steps_to_fill(self) -> int:
         """Steps until as much is in flight as ever is: on the first rank."""
         stale, pp = _of(self._layout), self._layout.pp
-        return -(-(stale.ahead(0, pp) + 1) // self._layout.micro_batches)
+        most = int(stale.ahead(0, pp)) + 1
+        return -(-most // self._layout.micro_batches)
 
     def step(
         self, executor: Executor, number: int, until: int | None = None
