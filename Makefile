@@ -3,6 +3,7 @@
 # make test-all the same with every case of every grid, and 300 examples of a law
 # make loop     profile this machine, plan, train, and compare with the prediction
 # make networks the same on slower and slower networks (network namespaces)
+# make docs     the documentation as a site, in build/site
 # make lint     ruff: style and format
 # make types    mypy, strict
 # make clean    remove what builds and tests leave; distclean: the environment too
@@ -18,7 +19,7 @@ INPUTS := setup.cfg pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help plan test test-all loop networks lint types clean distclean
+.PHONY: help plan test test-all loop networks docs lint types clean distclean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -39,6 +40,9 @@ loop: $(VENV)/.installed-dev
 
 networks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/networks.py $(NETWORKS)
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
@@ -62,7 +66,7 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.installed-dev: $(INPUTS)
 	$(call environment)
-	$(INSTALL) -e '.[dev]' >&2
+	$(INSTALL) -e '.[dev,docs]' >&2
 	@touch $(VENV)/.installed $@
 
 define environment

@@ -27,7 +27,9 @@ from profiles.commandline import (
     calibration_options,
     collected,
     command,
+    complete_models,
     console,
+    counted,
     emit_json,
     flags,
     given,
@@ -35,6 +37,7 @@ from profiles.commandline import (
     option,
     text,
     warn,
+    without_defaults,
 )
 from profiles.errors import Contradiction
 from profiles.files import require_apart, shown
@@ -116,6 +119,11 @@ class Wish:
         metavar="FILE.html",
         help="Write a page with charts of the layout, or of --runs.",
     )
+    details: bool = option(
+        default=False,
+        is_flag=True,
+        help="Show all that is known of the layout, not a screen of it.",
+    )
     as_json: bool
 
     @property
@@ -181,7 +189,13 @@ class Wish:
     "  simulate layout.json --report layout.html\n"
     "  simulate layout.json --export torchtitan",
 )
-@click.argument("file", type=FilePath(), required=False, metavar="[MODEL|FILE]")
+@click.argument(
+    "file",
+    type=FilePath(),
+    required=False,
+    metavar="[MODEL|FILE]",
+    shell_complete=complete_models,
+)
 @job_options
 @layout_options
 @inference_options
@@ -202,6 +216,10 @@ def simulate(
     table of runs (--runs).
     """
     job, wish = _named(job, wish)
+    if wish.file is not None or wish.runs is not None:
+        job, pins = without_defaults(job), without_defaults(pins)
+    if wish.runs is not None:
+        wish = without_defaults(wish, _of_one_layout())
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
@@ -226,6 +244,14 @@ def simulate(
         _one(job, pins, wish, exporting, calibration)
 
 
+def _of_one_layout() -> list[str]:
+    """Fields of `Wish` that are about one layout."""
+    return [
+        *("trace", "out", "source", "sweep", "tokens", "rampup", "compares"),
+        *("compares_networks", "radix", "convention"),
+    ]
+
+
 def _named(job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
     """The question with what stands before no option: a model, or a file that holds a
     layout."""
@@ -235,6 +261,7 @@ def _named(job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
 
     kind, called = subject_of(str(wish.file)), shown(wish.file)
     if kind is Subject.MODEL:
+        job = without_defaults(job, ["model"])
         if job.model is not None:
             raise Contradiction(f"{called} and --model {job.model}: give one model")
         return replace(job, model=str(wish.file)), replace(wish, file=None)
@@ -305,7 +332,8 @@ def _one(
         from profiles.files import write_text
 
         write_text(wish.report, drawn)
-    _show(found, more, {**members, **_member(calibration)}, as_json=wish.as_json)
+    members |= _member(calibration)
+    _show(found, more, members, as_json=wish.as_json, details=wish.details)
     if not wish.as_json:
         _show_calibration(calibration)
 
@@ -372,6 +400,7 @@ def _show(
     members: Mapping[str, Any],
     *,
     as_json: bool,
+    details: bool,
 ) -> None:
     if as_json:
         own = {name: member for name, member, _ in more}
@@ -382,7 +411,7 @@ def _show(
     for line in found.warnings:
         warn(line)
     screen = console()
-    screen.print(estimate_view(found))
+    screen.print(estimate_view(found, details=details))
     for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
@@ -411,7 +440,7 @@ def _sweep(
     as_json: bool,
 ) -> None:
     from costmodel.machine import cluster_called, cluster_name, read_profile
-    from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
+    from costmodel.report import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.simulation import priced, resolve
     from profiles import load_model
 
@@ -424,7 +453,8 @@ def _sweep(
     def price(job: JobOptions, pins: Pins) -> Estimate:
         return priced(resolve(known, where, job, pins, profile, calibration))
 
-    rows = list(sweep(axes, (job, pins), price))
+    of = len(list(points(axes)))
+    rows = list(counted(sweep(axes, (job, pins), price), of, "sweeping"))
     show_sweep(rows, SWEEP_COLUMNS, more=_member(calibration), as_json=as_json)
     if not as_json:
         _show_calibration(calibration)
@@ -439,7 +469,9 @@ def _runs(
 ) -> None:
     from costmodel.runs import compare, document, read_runs, whole_summary
 
-    compared = list(compare(read_runs(runs), calibration))
+    asked = list(read_runs(runs))
+    priced = counted(compare(asked, calibration), len(asked), "pricing")
+    compared = list(priced)
     summary = whole_summary(compared)
     if report is not None:
         from costmodel.machine import load_coefficients

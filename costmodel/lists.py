@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from costmodel.machine import frameworks as known_frameworks
-from profiles.commandline import Entry, command, print_list
+from profiles.commandline import Entry, command, complete_frameworks, print_list
 
 
 @command("frameworks", example="meshwright frameworks megatron")
-@click.argument("words", nargs=-1, metavar="[WORD]…")
+@click.argument(
+    "words", nargs=-1, metavar="[WORD]…", shell_complete=complete_frameworks
+)
 def frameworks(words: tuple[str, ...], *, as_json: bool) -> None:
     """Whose software can be priced? Those in whose entry every WORD stands."""
     columns: dict[str, Callable[[Entry], str]] = {

@@ -6,7 +6,8 @@ it, up to the closing fence, is replaced by what the command prints now:
     python -m docs.regenerate            rewrite README.md and docs/*.md
     python -m docs.regenerate --check    exit 1 if any block would change
 
-The table of what `execute` carries out is put where a page marks its place. What is
+Tables that are read off the data are put where a page marks their place, and the
+pictures of docs/pictures are drawn. What is
 read from published measurements stays as it is where MESHWRIGHT_DATA is unset.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from benchmarks import gpu_steps
 from docs.architecture import drawing, table
+from docs.pictures import pictures
 from docs.support_tables import frameworks_table, support_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +56,7 @@ def output_of(command: str) -> str:
     done = subprocess.run(
         [str(beside / program), *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "96", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "88", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -89,6 +91,12 @@ def main() -> int:
             stale.append(page.name)
             if "--check" not in sys.argv:
                 page.write_text(after)
+    for name, drawn in pictures():
+        file = ROOT / "docs" / "pictures" / name
+        if not file.exists() or file.read_text() != drawn:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                file.write_text(drawn)
     print("changed: " + (", ".join(stale) or "nothing"))
     return int("--check" in sys.argv and bool(stale))
 

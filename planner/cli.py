@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +16,20 @@ from costmodel.options import (
     layout_options,
 )
 from planner.inference import LatencyOptions, latency_options
-from planner.options import Around, Wish, around_options, search_options, several_gpus
+from planner.options import (
+    TOP,
+    Around,
+    Wish,
+    around_options,
+    search_options,
+    several_gpus,
+)
 from profiles.commandline import (
     CalibrationOptions,
     JobOptions,
     calibration_options,
     command,
+    complete_models,
     console,
     emit_json,
     flags,
@@ -29,6 +38,7 @@ from profiles.commandline import (
     premise,
     text,
     warn,
+    without_defaults,
 )
 from profiles.errors import Contradiction, OutOfTime, Unsupported
 from profiles.files import shown
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from planner.report import Beside
     from planner.search import Limits
 
+SHOWN = 3  # runners-up on a screen
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
 
 
@@ -53,7 +64,13 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
     "  plan --model gpt-13b --gpus 64 --report plan.html\n"
     "  plan --model gpt-13b --gpus 64 --export megatron",
 )
-@click.argument("subject", type=text, required=False, metavar="[MODEL|FILE]")
+@click.argument(
+    "subject",
+    type=text,
+    required=False,
+    metavar="[MODEL|FILE]",
+    shell_complete=complete_models,
+)
 @several_gpus
 @job_options
 @layout_options
@@ -82,6 +99,13 @@ def plan(
     """
     if subject is not None:
         job, wish = _named(subject, job, wish)
+    around = wish.around
+    if around.diff is not None:
+        job, pins = without_defaults(job), without_defaults(pins)
+        learning = without_defaults(learning)
+        wish = replace(without_defaults(wish), around=without_defaults(around))
+    if around.days is not None or around.budget is not None:
+        job = without_defaults(job, ["gpus"])
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
@@ -110,14 +134,16 @@ def plan(
 
 def _named(subject: str, job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
     """The question with what stands before no option: a model, or a configuration."""
-    from dataclasses import replace
     from pathlib import Path
 
     from costmodel.formats import Subject, subject_of
 
     is_model = subject_of(subject) is Subject.MODEL
     flag = "--model" if is_model else "--from"
-    before = job.model if is_model else wish.around.source
+    before: object = wish.around.source
+    if is_model:
+        job = without_defaults(job, ["model"])
+        before = job.model
     if before is not None:
         raise Contradiction(f"{shown(subject)} and {flag} {before}: give one of them")
     if is_model:
@@ -182,8 +208,6 @@ def _train(
 
 def _sized(planning: Planning) -> tuple[Planning, Beside]:
     """With the number of GPUs that days and dollars ask for, where they are given."""
-    from dataclasses import replace
-
     from planner.analysis import wanted_of
     from planner.queries import sized
     from planner.report import Beside
@@ -226,8 +250,6 @@ def _one_plan(
     planning: Planning, found: Beside, exporting: ExportOptions, now: Present | None
 ) -> None:
     """Answer the one question, and what is asked around it."""
-    from dataclasses import replace
-
     from planner.queries import (
         beside_present,
         export,
@@ -263,7 +285,10 @@ def _one_plan(
     found += calibrated(asked.calibration)
     if wish.report is not None:
         _write_page(wish.report, posed, solution, planning, found)
-    _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)
+    if wish.as_json:
+        emit_json(_document(posed, solution, compared, asked.where, found))
+    else:
+        _show(posed, _screen(solution, wish), compared, found, details=wish.details)
 
 
 def _write_page(
@@ -373,22 +398,29 @@ def _require_found(
     raise diagnose_search(problem, solution, limits)
 
 
+def _screen(solution: Solution, wish: Wish) -> Solution:
+    """With as many runners-up as a screen shows, if --top does not say how many."""
+    most = len(solution.runners_up)
+    if not wish.details and wish.top == TOP:
+        most = SHOWN
+    return replace(solution, runners_up=solution.runners_up[:most])
+
+
 def _show(
     posed: Posed,
     solution: Solution,
     compared: list[Solution],
-    where: str,
     found: Beside,
     *,
-    as_json: bool,
+    details: bool,
 ) -> None:
-    if as_json:
-        emit_json(_document(posed, solution, compared, where, found))
-        return
     from planner.report import plan_view, searches_table
 
     screen = console()
-    screen.print(plan_view(posed.problem, solution, posed.assumed, found.lines))
+    view = plan_view(
+        posed.problem, solution, posed.assumed, found.lines, details=details
+    )
+    screen.print(view)
     for table in found.tables:
         screen.print()
         screen.print(table())

@@ -18,13 +18,19 @@ from profiles.commandline import (
     Function,
     IntRange,
     collected,
+    complete_some,
     option,
     refuse,
     text,
 )
 
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+SEARCHES: Final = (  # of `planner.search`, which help does not load
+    *("branch-and-bound", "exhaustive", "mcmc", "megatron", "hf-ladder", "fsdp"),
+    *("deepspeed", "2bw", "pipedream", "recursive"),
+)
 OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
+TOP: Final = 5
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
@@ -119,7 +125,7 @@ class Wish:
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
     objective: str = option(default="throughput", type=Choice(OBJECTIVES))
     top: int = option(
-        default=5,
+        default=TOP,
         type=IntRange(0, MOST_RUNNERS_UP),
         metavar="K",
         help="Runners-up to name.",
@@ -143,12 +149,17 @@ class Wish:
         metavar="N",
         help="With --serve: where; 0 takes any that is free.  [default: 8765]",
     )
+    details: bool = option(
+        default=False,
+        is_flag=True,
+        help="Show all that is known of the plan, not a screen of it.",
+    )
     search: str = option(
         default="branch-and-bound",
         type=text,
+        shell_complete=complete_some(*SEARCHES),
         metavar="NAME",
-        help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, "
-        "deepspeed, 2bw, pipedream, recursive.",
+        help=f"{', '.join(SEARCHES)}.",
     )
     compare_searches: bool = option(
         default=False, is_flag=True, help="Run every search and compare them."
@@ -186,7 +197,7 @@ class Wish:
     @property
     def of_training(self) -> list[str]:
         """Options that were given and say nothing of inference."""
-        kept = ("top", "sizes", "as_json", "around")
+        kept = ("top", "details", "sizes", "as_json", "around")
         both: list[tuple[Any, Any]] = [(self, one) for one in fields(self)]
         both += [(self.around, one) for one in fields(self.around)]
         return [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from profiles.commandline import (
     console,
     emit_json,
     flags,
+    hint,
     progress,
     warn,
 )
@@ -23,11 +22,8 @@ from profiles.errors import Contradiction, InvalidQuestion
 from profiles.files import require_apart, require_package, write_text
 from profiles.importers import import_options
 from profiles.measure import measure_options
-from profiles.samples import content_hash, read_samples, require_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from profiles.hardware import Cluster
     from profiles.importers import ImportOptions
     from profiles.measure import MeasureOptions
@@ -50,6 +46,9 @@ if TYPE_CHECKING:
     "and simulate. Without --out its links and a few operators are measured.",
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of cluster files.")
+@click.option(
+    "--details", is_flag=True, help="Show the samples by kind, not only the machine."
+)
 @measure_options
 @import_options
 def profile(
@@ -60,6 +59,7 @@ def profile(
     show: Path | None,
     cluster_file: Path | None,
     schema: bool,
+    details: bool,
     as_json: bool,
 ) -> None:
     """What can this machine do? Measures its operators and links.
@@ -72,10 +72,12 @@ def profile(
 
         emit_json(cluster_schema())
         return
+    from profiles.samples import read_samples, require_writable
+
     if show is not None:
         if out is not None or cluster_file is not None:
             raise Contradiction("--show reads samples and --out measures; give one")
-        _answer(read_samples(show), show, as_json=as_json)
+        _answer(read_samples(show), show, details=details, as_json=as_json)
         return
     if out is None and cluster_file is None:
         raise InvalidQuestion(
@@ -92,7 +94,7 @@ def profile(
         _require_unused(imports)
         found = _measured(options, cluster_file if out is None else None)
     _write(found, out, cluster_file)
-    _answer(found, out or cluster_file, as_json=as_json)
+    _answer(found, out or cluster_file, details=details, as_json=as_json)
 
 
 def _measured(options: MeasureOptions, cluster_file: Path | None) -> Samples:
@@ -103,7 +105,7 @@ def _measured(options: MeasureOptions, cluster_file: Path | None) -> Samples:
     if cluster_file is not None and options.model is None:
         options = replace(options, model="gpt-tiny")
     question = resolved(options)
-    with _meter() as advance:
+    with progress("measuring") as advance:
         measured = measure(question, advance)
     if measured.noise.noisy:
         warn(f"the machine was not quiet: {measured.noise}; measure again when it is")
@@ -163,29 +165,24 @@ def _cluster_text(cluster: Cluster, name: str) -> str:
     return dumps(document, indent=1) + "\n"
 
 
-@contextmanager
-def _meter() -> Iterator[Callable[[float, float], None]]:
-    """Progress over the samples, on stderr where that is a terminal."""
-    with progress() as bar:
-        task = bar.add_task("measuring", total=None)
-
-        def advance(done: float, of: float) -> None:
-            bar.update(task, completed=done, total=of)
-
-        yield advance
-
-
-def _answer(samples: Samples, file: Path | None, *, as_json: bool) -> None:
+def _answer(
+    samples: Samples, file: Path | None, *, details: bool, as_json: bool
+) -> None:
     if as_json:
         emit_json(_document(samples, file))
         return
     from profiles.samples import sample_view
 
-    console().print(sample_view(samples))
+    screen = console()
+    screen.print(sample_view(samples, details=details))
+    if not details:
+        screen.print(hint("the samples by kind"))
 
 
 def _document(samples: Samples, file: Path | None) -> dict[str, Any]:
     from dataclasses import asdict
+
+    from profiles.samples import content_hash
 
     cluster = None if samples.cluster is None else asdict(samples.cluster)
     return {

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
 
-from profiles.commandline import Entry, command, print_list
+from profiles.commandline import (
+    Entry,
+    command,
+    complete_clusters,
+    complete_devices,
+    complete_models,
+    print_list,
+)
 from profiles.hardware import (
     Cluster,
     Figure,
@@ -21,11 +29,11 @@ from profiles.models import model, names, parameters
 from profiles.units import GB, TB, TFLOPS, GiB, format_bytes, format_count
 
 STATES_BYTES = 18  # of bf16 training with fp32 master, gradients and two moments
-_words = click.argument("words", nargs=-1, metavar="[WORD]…")
+_words = partial(click.argument, "words", nargs=-1, metavar="[WORD]…")
 
 
 @command("models", example="meshwright models llama 70b")
-@_words
+@_words(shell_complete=complete_models)
 def models(words: tuple[str, ...], *, as_json: bool) -> None:
     """Which models are known? Those in whose entry every WORD stands."""
     columns: dict[str, Callable[[Entry], str]] = {
@@ -59,7 +67,7 @@ def _models() -> Iterator[dict[str, Any]]:
 
 
 @command("clusters", example="meshwright clusters h100")
-@_words
+@_words(shell_complete=complete_clusters)
 def clusters(words: tuple[str, ...], *, as_json: bool) -> None:
     """Which clusters are known? Those in whose entry every WORD stands."""
     columns: dict[str, Callable[[Entry], str]] = {
@@ -106,7 +114,7 @@ def _link_words(link: dict[str, Any]) -> str:
 
 
 @command("devices", example="meshwright devices hopper")
-@_words
+@_words(shell_complete=complete_devices)
 def devices(words: tuple[str, ...], *, as_json: bool) -> None:
     """Which devices are known? Those in whose entry every WORD stands."""
     columns: dict[str, Callable[[Entry], str]] = {

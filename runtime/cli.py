@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from costmodel.simulation import file_document, parse_file, read_layout_file
 from profiles.commandline import (
     FilePath,
     command,
     console,
     emit_json,
     premise,
+    quiet,
     warn,
 )
 from profiles.errors import RunFailed
@@ -41,10 +41,20 @@ NO_ANSWER: Final = 1
     is_flag=True,
     help="Measure probe-1.json … beside LAYOUT.json (plan --probe K), train the best.",
 )
+@click.option(
+    "--details",
+    is_flag=True,
+    help="Show where the step went, predicted beside measured, and every collective.",
+)
 @training_options
 @run_options
 def execute(
-    options: RunOptions, *, probe: bool, verify: Path | None, as_json: bool
+    options: RunOptions,
+    *,
+    probe: bool,
+    verify: Path | None,
+    details: bool,
+    as_json: bool,
 ) -> None:
     """Train with a layout and report how far off the prediction was.
 
@@ -58,6 +68,8 @@ def execute(
         return
     if not named:
         raise click.MissingParameter(param=_argument())
+    from costmodel.simulation import parse_file
+
     # torch takes seconds to load: a wrong file is refused before.
     parse_file(read_json(options.layout, what="layout file"))
     from runtime.launch import diverged, opening, prepare, run_view
@@ -71,6 +83,7 @@ def execute(
         warn(line)
     if not as_json:
         console().print(opening(run))
+    quiet()  # steps are printed as they are done
     document = run.execute()
     if probes:
         document["probe"] = [one.document(probes[0]) for one in probes]
@@ -81,7 +94,7 @@ def execute(
     elif as_json:
         emit_json(document)
     if not as_json:
-        console().print(run_view(document))
+        console().print(run_view(document, details=details))
     if lost is not None:
         raise RunFailed(lost)
     if document.get("unsaved"):
@@ -97,6 +110,7 @@ def _argument() -> click.Parameter:
 def _verify(folder: Path, layout: Path | None, *, as_json: bool) -> None:
     """What every checkpoint in *folder* is worth; exit code 1 where one is damaged, or
     the newest was not trained with *layout*."""
+    from costmodel.simulation import file_document, read_layout_file
     from runtime.checkpoint import (
         layout_hash,
         verified,

@@ -25,6 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 Completed = subprocess.CompletedProcess[str]
+Obtained = Callable[[object], None]
 
 gc.disable()  # of 6,000 tests and what they import hardly anything is garbage
 
@@ -40,6 +41,16 @@ def pytest_collection_finish() -> None:
 def root() -> Path:
     """The folder that holds the four packages."""
     return ROOT
+
+
+@pytest.fixture
+def obtained(record_property: Callable[[str, object], None]) -> Obtained:
+    """Notes what a test marked `row` found, for the table of docs/systems.md."""
+
+    def note(found: object) -> None:
+        record_property("obtained", found)
+
+    return note
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ def setup() -> ConfigParser:
 
 def requirements() -> list[Requirement]:
     cfg = setup()
-    lines = cfg["options"]["install_requires"] + cfg["options.extras_require"]["dev"]
+    extras = cfg["options.extras_require"]
+    lines = cfg["options"]["install_requires"] + extras["dev"] + extras["docs"]
     return [Requirement(line) for line in lines.splitlines() if line]
 
 

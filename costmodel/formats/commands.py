@@ -21,7 +21,7 @@ from costmodel.simulation import (
     from_options,
     read_layout_file,
 )
-from profiles.commandline import JobOptions
+from profiles.commandline import JobOptions, without_defaults
 from profiles.errors import MeshwrightError
 from profiles.hardware import Cluster
 from profiles.models import Model
@@ -109,8 +109,10 @@ def present(
     that it answers otherwise or a layout that cannot run, Unsupported.
     """
     if is_layout_file(file):
-        return _of_ours(file, job, calibration)
+        return _of_ours(file, without_defaults(job), calibration)
     foreign = read_foreign(file, job.gpus)
+    job = without_defaults(job, foreign.says)
+    pins = without_defaults(pins, foreign.says)
     asked, held = foreign.question(job, pins)
     trained = foreign.model(job.model)
     if asked.seq_len is None:

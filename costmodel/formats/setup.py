@@ -179,6 +179,13 @@ class Foreign:
     ignored: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def says(self) -> set[str]:
+        """The options that the file gives."""
+        own = {*given(self.job), *given(self.pins), "framework"}
+        whole = self.shape is not None or self.named is not None
+        return own | {"model"} if whole else own
+
     def question(self, job: JobOptions, pins: Pins) -> tuple[JobOptions, Pins]:
         """The options that price the file: its own, and *job* and *pins* where it says
         nothing.

@@ -20,7 +20,6 @@ from profiles.commandline import (
     text,
 )
 from profiles.errors import Contradiction, Unsupported
-from profiles.samples import LOCAL
 
 CACHE_FORMATS: Final = ("fp32", "fp16", "bf16", "fp8")
 QUANTIZATIONS: Final = ("int8", "int4")
@@ -115,6 +114,8 @@ class InferenceOptions:
                     raise Contradiction(
                         f"{_flag(name)} is of speculative decoding; give --draft-model"
                     )
+        from profiles.samples import LOCAL  # loads numpy
+
         if job.cluster is not None and job.cluster.lower() == LOCAL:
             raise Unsupported(
                 f"--cluster {job.cluster} is known by samples of training alone; "

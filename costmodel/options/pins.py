@@ -15,6 +15,7 @@ from profiles.commandline import (
     FloatRange,
     IntRange,
     collected,
+    complete_some,
     counts,
     offload,
     option,
@@ -52,7 +53,12 @@ class Pins:
         help="Sequences per micro-batch on a data-parallel rank."
     )
     micro_batches: int | None = _degree(metavar="M", help="Micro-batches per step.")
-    schedule: str | None = option(type=text, metavar="NAME", help=", ".join(SCHEDULES))
+    schedule: str | None = option(
+        type=text,
+        shell_complete=complete_some(*SCHEDULES),
+        metavar="NAME",
+        help=", ".join(SCHEDULES),
+    )
     virtual_stages: int | None = _degree(
         metavar="V", help="Stages on each pipeline rank."
     )

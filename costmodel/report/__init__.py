@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from costmodel.report.calibration import calibration_lines, calibration_view
     from costmodel.report.html_page import runs_page
     from costmodel.report.networks import RADIX
-    from costmodel.report.sweeps import SWEEP_COLUMNS, show_sweep, sweep
+    from costmodel.report.sweeps import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,

@@ -27,6 +27,7 @@ from costmodel.report.networks import designs, network_rows
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import Away, Memory
+from profiles.commandline import hint
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _away(layout: Layout) -> Offload:
     return replace(layout.away, activations=max(shares, default=0.0))
 
 
-def headline(estimate: Estimate) -> list[tuple[str, str]]:
+def headline(estimate: Estimate, *, details: bool = True) -> list[tuple[str, str]]:
     """The figures that answer "how fast, and does it fit?", and whence they come."""
     low, high = map(format_seconds, estimate.interval["step_time_s"])
     peak = f"{estimate.peak_flops_per_s / TFLOPS:,.4g} TFLOP/s"
@@ -184,10 +185,14 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     throughput = f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s"
     if estimate.job.samples != "sequences":
         throughput = f"{sequences:,.1f} {estimate.job.samples}/s"
+    utilised = f"{utilisation} of {peak} {number} ({estimate.counted.brief})"
+    if not details:
+        first = throughput.partition("   ")[0]
+        throughput = f"{first}   MFU {estimate.mfu:.1%} ({estimate.counted.brief})"
     return [
         ("step time", f"{step}   (80 % interval {low} – {high})"),
         ("throughput", throughput),
-        ("utilisation", f"{utilisation} of {peak} {number} ({estimate.counted.brief})"),
+        *([("utilisation", utilised)] if details else []),
         ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
         *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
         *([] if sources is None else [("price", str(sources))]),
@@ -233,16 +238,23 @@ def breakdown_words(breakdown_s: Mapping[str, float]) -> str:
     )
 
 
-def memory_table(memory: Sequence[Memory]) -> Table:
-    """Bytes by kind, one row for each run of equal pipeline ranks."""
-    return bytes_table([one.document() for one in memory], _SHORT)
+def memory_table(memory: Sequence[Memory], *, details: bool = True) -> Table:
+    """Bytes by kind, one row for each run of equal pipeline ranks; without *details*
+    the ends and the fullest."""
+    rows = [one.document() for one in memory]
+    return bytes_table(rows, _SHORT, 8 if details else 3, gaps=details)
 
 
 def bytes_table(
-    ranks: Sequence[Mapping[str, float]], columns: Mapping[str, str], most_rows: int = 8
+    ranks: Sequence[Mapping[str, float]],
+    columns: Mapping[str, str],
+    most_rows: int = 8,
+    *,
+    gaps: bool = True,
 ) -> Table:
     """Bytes of each pipeline rank by kind; *columns* names them, `total` among them.
-    One row for each run of equal ranks, of many the ends and the fullest."""
+    One row for each run of equal ranks, of many the ends and the fullest, with *gaps*
+    between them."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
@@ -254,7 +266,7 @@ def bytes_table(
         table.add_column(short, justify="right", style=style)
     before = -1
     for first, last in _shown_runs(ranks, most_rows):
-        if first != before + 1:
+        if gaps and first != before + 1:
             table.add_row("…")
         before = last
         cells = [f"{ranks[first][name] / scale:.1f}" for name in columns]
@@ -276,34 +288,67 @@ def _shown_runs(
     return sorted({runs[0], runs[-1], *fullest})
 
 
-def estimate_view(estimate: Estimate) -> Group:
-    """Everything `simulate` shows of one layout."""
+def estimate_view(estimate: Estimate, *, details: bool = False) -> Group:
+    """What `simulate` shows of one layout: a sentence, what is worth knowing and, with
+    *details*, the rest."""
     from rich.console import Group
     from rich.text import Text
 
-    job = estimate.job
-    title = Text(
-        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: {job.step_words}",
-        style="bold",
-    )
-    rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]
-    rows.append(("time breakdown", breakdown_words(estimate.breakdown_s)))
+    rows = [
+        ("layout", layout_words(estimate.layout)),
+        ("batch", estimate.job.step_words),
+        *headline(estimate, details=details),
+        ("time breakdown", breakdown_words(estimate.breakdown_s)),
+    ]
     if estimate.assumed:
-        rows.append(("assumed", assumed_words(estimate.assumed)))
-    return Group(title, pairs_table(rows), Text(), memory_table(estimate.memory))
+        rows.append(("assumed", assumed_words(estimate.assumed, details=details)))
+    return Group(
+        Text(_sentence(estimate), style="bold"),
+        pairs_table(rows),
+        Text(),
+        memory_table(estimate.memory, details=details),
+        *([] if details else [hint("all assumed values, and memory of every stage")]),
+    )
 
 
-def assumed_words(assumed: Mapping[str, Any]) -> str:
-    """Every default that was used, as options would say it.
+def _sentence(estimate: Estimate) -> str:
+    """The answer, in one."""
+    step = format_seconds(estimate.step_time_s)
+    used, most = estimate.peak_needed_bytes, estimate.capacity_bytes
+    verdict = "and fits in" if estimate.fits else "and DOES NOT FIT in"
+    return (
+        f"{estimate.job.model} on {estimate.layout.gpus:,} × {estimate.device} takes "
+        f"{step} a step, {verdict} memory ({format_bytes(used)} of "
+        f"{format_bytes(most)})."
+    )
+
+
+MOST_ASSUMED = 5
+_TOLD_FIRST = (
+    *("cluster", "gpus", "framework", "precision", "global_batch", "seq_len"),
+    *("optimizer", "micro_batch", "schedule", "dp"),
+)
+
+
+def assumed_words(assumed: Mapping[str, Any], *, details: bool = True) -> str:
+    """Every default that was used, as options would say it; without *details* those
+    that decide most.
 
     >>> assumed_words({"zero": 1, "sequence_parallel": True})
     'zero 1, sequence-parallel on'
     """
     words = {True: "on", False: "off"}
-    return ", ".join(
+    names = list(assumed)
+    if not details and len(names) > MOST_ASSUMED + 1:
+        first = [name for name in _TOLD_FIRST if name in assumed]
+        names = (first + [name for name in names if name not in first])[:MOST_ASSUMED]
+    said = ", ".join(
         f"{name.replace('_', '-')} {words[value] if isinstance(value, bool) else value}"
-        for name, value in assumed.items()
+        for name in names
+        for value in (assumed[name],)
     )
+    left = len(assumed) - len(names)
+    return f"{said} and {left} more" if left else said
 
 
 Rows = tuple[tuple[str, str], ...]

@@ -42,10 +42,12 @@ class Planned:
     reason: str = ""
 
 
-def software_words(problem: Problem, layout: Layout) -> str:
+def software_words(problem: Problem, layout: Layout, *, details: bool = True) -> str:
     """For which software the plan is, and whether that runs *layout*."""
     name, missing = problem.machine.framework.name, lacking(problem, layout)
     who = "meshwright's `execute`" if name == DEFAULT else name
+    if not missing and not details:
+        return who
     if not missing:
         return f"{who} (other frameworks: --framework, or --compare-frameworks)"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

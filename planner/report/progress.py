@@ -2,57 +2,60 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
 from planner.search import Progress
+from profiles.commandline import Line, left_words, own_line
+from profiles.units import format_seconds
 
-PATIENCE_S = 1.0  # shorter work shows nothing
-EVERY_S = 0.2
-_CLEAR = "\r\x1b[K"
+_UNITS = {"step_time_s": ("step", format_seconds)}
 
 
 @dataclass(kw_only=True)
 class Meter:
-    """Shows a search's progress, at most five times a second."""
+    """Shows a search's progress; what is left is estimated from how fast the gap has
+    closed since the first layout was found."""
 
     unit: str
-    shown_s: float = PATIENCE_S - EVERY_S
+    line: Line
+    first: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
-        if progress.seconds < self.shown_s + EVERY_S:
-            return
-        self.shown_s = progress.seconds
-        sys.stderr.write(_CLEAR + meter_words(progress, self.unit))
-        sys.stderr.flush()
+        if self.first is None and progress.value < inf:
+            self.first = progress
+        self.line.show(meter_words(progress, self.unit, self.first))
 
 
-def meter_words(progress: Progress, unit: str) -> str:
+def meter_words(progress: Progress, unit: str, first: Progress | None = None) -> str:
     """Progress in one short line.
 
+    >>> begun = Progress(simulated=1, value=2.0, lower=1.6, seconds=1.0)
     >>> so_far = Progress(simulated=12, value=2.0, lower=1.9, seconds=3.0)
-    >>> meter_words(so_far, "step_time_s")
-    '12 simulated, best step_time_s 2, gap 5.00%'
+    >>> meter_words(so_far, "step_time_s", begun)
+    'planning: 12 layouts simulated, best step 2.00 s, gap 5.00 %, about 1 s left'
     """
-    words = f"{progress.simulated:,} simulated"
+    words = f"planning: {progress.simulated:,} layouts simulated"
     if progress.value == inf:
-        return f"{words}, none fits so far"
-    gap = max(0.0, 1 - progress.lower / progress.value)
-    return f"{words}, best {unit} {progress.value:.4g}, gap {gap:.2%}"
+        return f"{words}, none fits so far, {progress.seconds:.0f} s"
+    name, form = _UNITS.get(unit, (unit, "{:.4g}".format))
+    gap = _gap(progress)
+    words += f", best {name} {form(progress.value)}, gap {100 * gap:.2f} %"
+    closed = 0.0 if first is None else _gap(first) - gap
+    if first is None or closed <= 0:
+        return f"{words}, {progress.seconds:.0f} s"
+    left_s = gap / closed * (progress.seconds - first.seconds)
+    return f"{words}, about {left_words(left_s)} left"
+
+
+def _gap(progress: Progress) -> float:
+    return max(0.0, 1 - progress.lower / progress.value)
 
 
 @contextmanager
 def metered(unit: str) -> Iterator[Meter | None]:
     """A meter where stderr is a terminal, None elsewhere; its line does not stay."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    meter = Meter(unit=unit)
-    try:
-        yield meter
-    finally:
-        sys.stderr.write(_CLEAR)
-        sys.stderr.flush()
+    with own_line() as line:
+        yield None if line is None else Meter(unit=unit, line=line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +38,7 @@ from planner.problem import (
     short_candidate_words,
 )
 from planner.report.frameworks import software_words
+from profiles.commandline import hint
 from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _UNITS = {
     "dollars_per_token": "cost",
     "peak_needed_bytes": "memory needed",
 }
-LAYOUT_WIDTH: Final = 36  # of a runner-up, in characters: few lines on 80 columns
+LOSS_WIDTH: Final = 16  # of what a runner-up loses, in characters
 
 
 def plan_view(
@@ -57,54 +58,94 @@ def plan_view(
     solution: Solution,
     assumed: Mapping[str, Any],
     beside: Sequence[tuple[str, str]] = (),
+    *,
+    details: bool = False,
 ) -> Group:
-    """Everything `plan` shows; *beside* are more lines of the headline."""
+    """What `plan` shows: the recommendation in a sentence, what is worth knowing and,
+    with *details*, the rest; *beside* are lines that were asked for."""
     from rich.console import Group
     from rich.text import Text
 
     best = solution.best
     assert best is not None, "who has no layout says why instead"
-    alike = solution if solution.wider is None else solution.wider.alike
-    found, job = best.estimate, problem.job
-    title = Text(
-        f"{job.model} on {problem.gpus} × {found.device}: {job.step_words}",
-        style="bold",
-    )
-    why = why_chosen(problem, solution)
-    rows = [
-        ("layout", candidate_words(best, job.global_batch)),
-        ("for", software_words(problem, found.layout)),
-        *([("chosen", why.removeprefix("chosen "))] if why else []),
-        *headline(found),
-        *_try_first(problem, solution),
-        *_cost(problem, solution),
-        *beside,
-        ("time breakdown", breakdown_words(found.breakdown_s)),
-        ("bottleneck", binds(problem, solution)),
-        (
-            "optimality",
-            proof_words(problem, replace(alike, by_estimate=solution.by_estimate)),
-        ),
-        *_beside(problem, alike),
-        *_cuts(alike),
-        *_retentions(solution),
-        *_operators(solution),
-        *wider_words(problem, solution),
-    ]
+    found = best.estimate
+    rows = [*_rows(problem, solution, beside, details=details)]
     if assumed:
-        rows.append(("assumed", assumed_words(assumed)))
+        rows.append(("assumed", assumed_words(assumed, details=details)))
     parts: list[RenderableType] = [
-        title,
+        Text(sentence(problem, solution), style="bold"),
         pairs_table(rows),
         Text(),
-        memory_table(found.memory),
+        memory_table(found.memory, details=details),
     ]
     places = places_of(found.layout, problem.machine.cluster)
     if places:
         parts += [Text(), places_table(places, found.layout)]
     if solution.runners_up:
-        parts += [Text(), runners_up_table(problem, solution)]
+        parts += [Text(), runners_up_table(problem, solution, details=details)]
+    if not details:
+        parts.append(hint("the proof, what was searched, and all assumed values"))
     return Group(*parts)
+
+
+_BEST = {
+    Objective.THROUGHPUT: "faster",
+    Objective.TIME_TO_TRAIN: "faster",
+    Objective.COST: "cheaper",
+    Objective.MEMORY: "smaller",
+}
+
+
+def sentence(problem: Problem, solution: Solution) -> str:
+    """The recommendation, in one."""
+    best = solution.best
+    assert best is not None, "who has no layout recommends none"
+    found, job, better = best.estimate, problem.job, _BEST[problem.objective]
+    of_all = f"none of {solution.counters.considered:,} layouts is"
+    if not solution.lower:
+        proof = f"the best of {solution.counters.considered:,} that were tried"
+    elif solution.status is Status.OPTIMAL:
+        proof = f"{of_all} {better} (gap 0)"
+    else:
+        proof = f"{of_all} more than {solution.gap:.2%} {better} (the gap)"
+    return (
+        f"Train {job.model} on {problem.gpus:,} × {found.device} with "
+        f"{candidate_words(best, job.global_batch)}: "
+        f"{format_seconds(found.step_time_s)} a step; {proof}."
+    )
+
+
+def _rows(
+    problem: Problem,
+    solution: Solution,
+    beside: Sequence[tuple[str, str]],
+    *,
+    details: bool,
+) -> Iterator[tuple[str, str]]:
+    """Names on the left, what they say on the right."""
+    best = solution.best
+    assert best is not None, "who has no layout says why instead"
+    alike = solution if solution.wider is None else solution.wider.alike
+    alike = replace(alike, by_estimate=solution.by_estimate)
+    found, why = best.estimate, why_chosen(problem, solution)
+    yield "batch", problem.job.step_words
+    yield "for", software_words(problem, found.layout, details=details)
+    if why:
+        yield "chosen", why.removeprefix("chosen ")
+    yield from headline(found, details=details)
+    yield from _try_first(problem, solution)
+    yield from _cost(problem, solution)
+    yield from beside
+    if details:
+        yield "time breakdown", breakdown_words(found.breakdown_s)
+    yield "bottleneck", binds(problem, solution)
+    if details:
+        yield "optimality", proof_words(problem, alike)
+        yield from _beside(problem, alike)
+        yield from _cuts(alike)
+        yield from _retentions(solution)
+        yield from _operators(solution)
+    yield from wider_words(problem, solution)
 
 
 def places_table(places: Sequence[Place], layout: Layout) -> Table:
@@ -296,28 +337,32 @@ def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     return [("cost", f"{solution.value * MB:,.4f} dollars per million tokens")]
 
 
-def runners_up_table(problem: Problem, solution: Solution) -> Table:
-    """One line a runner-up: how much slower, and where the time goes."""
+def runners_up_table(
+    problem: Problem, solution: Solution, *, details: bool = True
+) -> Table:
+    """One line a runner-up: how much slower, and where the time goes; without *details*
+    where most of it goes."""
     from rich.table import Table
 
     best = solution.best
     assert best is not None, "runners-up come after the best"
     alike = indistinguishable(problem, solution)
     table = Table(box=None, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column("runners-up", overflow="fold", min_width=LAYOUT_WIDTH)
+    table.add_column("runners-up", overflow="fold")
     how = "larger" if problem.objective is Objective.MEMORY else "slower"
     for name in ("step", how, "peak"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("slower in", overflow="fold")
+    table.add_column("slower in", overflow="fold", max_width=LOSS_WIDTH)
     for index, other in enumerate(solution.runners_up):
         found = other.estimate
         mark = "≈" if index in alike else ""
+        lost = loss(problem, best, other, BRIEF)
         table.add_row(
             short_candidate_words(other, problem.job.global_batch),
             format_seconds(found.step_time_s),
             f"{mark}{worse(problem, best, other):.1%}",
             format_bytes(found.peak_memory_bytes),
-            loss(problem, best, other, BRIEF),
+            lost if details else lost.partition(",")[0],
         )
     if alike:
         table.caption_justify = "left"

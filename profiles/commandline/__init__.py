@@ -16,6 +16,14 @@ if TYPE_CHECKING:
         premise,
         warn,
     )
+    from profiles.commandline.completion import (
+        complete_clusters,
+        complete_devices,
+        complete_frameworks,
+        complete_models,
+        complete_some,
+    )
+    from profiles.commandline.defaults import without_defaults
     from profiles.commandline.lists import Entry, print_list
     from profiles.commandline.options import (
         Function,
@@ -43,6 +51,15 @@ if TYPE_CHECKING:
         some_of,
         text,
     )
-    from profiles.commandline.terminal import console, emit_json, progress
+    from profiles.commandline.progress_line import (
+        Line,
+        counted,
+        left_words,
+        own_line,
+        progress,
+        progress_words,
+        quiet,
+    )
+    from profiles.commandline.terminal import console, emit_json, hint
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -40,7 +40,9 @@ from typing import Any
 import click
 
 from profiles import __version__
+from profiles.commandline.defaults import COMMANDS, config_option, told
 from profiles.commandline.param_types import shown
+from profiles.commandline.progress_line import hush, waiting
 from profiles.commandline.terminal import emit_json
 from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError, NoAnswer
 
@@ -120,6 +122,7 @@ def complain(prog: str, message: str) -> None:
     """
     if sys.stderr is None:
         return
+    hush()
     with suppress(OSError):  # there is nobody left to tell
         sys.stderr.write(f"{prog}: {one_line(message)}\n")
         sys.stderr.flush()
@@ -194,6 +197,8 @@ class Command(click.Command):
     def __init__(self, *args: Any, example: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.example = example
+        if self.name in COMMANDS:
+            self.params.append(config_option(self))
         self.params += [
             click.Option(
                 ["--json", "as_json"],
@@ -217,12 +222,14 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Carry it out; where the answer is no, `--json` says so in a document."""
-        try:
-            super().invoke(ctx)
-        except NoAnswer as error:
-            if ctx.params["as_json"]:
-                emit_json({**ctx.meta.get(_PREMISE, {}), **no_answer(error)})
-            raise
+        called = ctx.info_name or "meshwright"
+        with told(lambda line: complain(called, line)), waiting(called):
+            try:
+                super().invoke(ctx)
+            except NoAnswer as error:
+                if ctx.params["as_json"]:
+                    emit_json({**ctx.meta.get(_PREMISE, {}), **no_answer(error)})
+                raise
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter

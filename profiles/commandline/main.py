@@ -35,7 +35,26 @@ LISTS = {
 }
 
 
+HOMES = {
+    **{name: f"{package}.cli:{name}" for name, (package, _) in VERBS.items()},
+    **{name: f"{package}.lists:{name}" for name, (package, _) in LISTS.items()},
+}
+
+
+class Verbs(click.Group):
+    """Hands what follows a command's name to that command."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself, with its options, where a shell completes them."""
+        if ctx.resilient_parsing and cmd_name in HOMES:
+            module, _, name = HOMES[cmd_name].partition(":")
+            found: click.Command = getattr(import_module(module), name)
+            return found
+        return super().get_command(ctx, cmd_name)
+
+
 @click.group(
+    cls=Verbs,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="\b\nExample:\n  meshwright plan --model gpt-13b --gpus 64",
@@ -83,7 +102,7 @@ def _list(where: str, arguments: tuple[str, ...], prog: str) -> int:
 for _name, (_package, _question) in VERBS.items():
     _add(_name, _question, partial(_verb, _package))
 for _name, (_package, _question) in LISTS.items():
-    _add(_name, _question, partial(_list, f"{_package}.lists:{_name}"))
+    _add(_name, _question, partial(_list, HOMES[_name]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

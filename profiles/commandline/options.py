@@ -13,6 +13,11 @@ from typing import Any
 
 import click
 
+from profiles.commandline.completion import (
+    complete_clusters,
+    complete_frameworks,
+    complete_models,
+)
 from profiles.commandline.param_types import (
     LARGEST_SEQUENCE,
     Choice,
@@ -120,11 +125,45 @@ def _options_of(add: Callable[[Function], Function]) -> list[click.Option]:
     return [one for one in command.params if isinstance(one, click.Option)]
 
 
+def flag_of(option: click.Option) -> str:
+    """The longest of its names.
+
+    >>> flag_of(click.Option(["-m", "--model"]))
+    '--model'
+    """
+    return max(option.opts, key=len)
+
+
+def option_value(option: click.Option, value: Any) -> Any:
+    """*value*, of a file, as a command line says it: text, several texts, or whether a
+    flag is given. Raises InvalidSpec where *option* cannot be that."""
+    scalar = isinstance(value, str | int | float)
+    if not scalar and not isinstance(value, list | tuple):
+        raise InvalidSpec(f"{flag_of(option)[2:]} must be text, a number or a list")
+    listed = () if scalar else value
+    if any(isinstance(one, bool | list | dict) for one in listed):
+        raise InvalidSpec(f"{flag_of(option)[2:]} must be a list of texts")
+    _checked(option, value)
+    if option.is_flag:
+        return value
+    several = [value] if scalar else value
+    if option.multiple or option.nargs > 1:
+        return tuple(map(str, several))
+    return ",".join(map(str, several))
+
+
 def _checked(option: click.Option, value: Any) -> Any:
     """*value* as *option* has it; raises InvalidSpec where it is none."""
     try:
-        if option.multiple:
+        if option.multiple or option.nargs > 1:
             several = [value] if isinstance(value, str | Path) else value
+            if not isinstance(several, list | tuple):
+                several = [several]
+            if option.nargs > 1 and len(several) != option.nargs:
+                raise click.BadParameter(f"{value!r} must be {option.nargs} values")
+            if isinstance(option.type, click.Tuple):
+                each = zip(option.type.types, map(str, several), strict=True)
+                return tuple(kind.convert(one, option, None) for kind, one in each)
             return tuple(_converted(option, one) for one in several)
         return _converted(option, value)
     except click.BadParameter as error:
@@ -151,12 +190,14 @@ class JobOptions:
 
     model: str | None = option(
         type=text,
+        shell_complete=complete_models,
         metavar="NAME|FILE|MODULE:FACTORY",
         help="Catalogue name, model file, Hugging Face config.json or its folder, or "
         "package.module:factory of any nn.Module.",
     )
     cluster: str | None = option(
         type=text,
+        shell_complete=complete_clusters,
         metavar="NAME|FILE",
         help="Catalogue name, cluster file, or local.  [default: dgx-a100-80gb]",
     )
@@ -185,6 +226,7 @@ class JobOptions:
     )
     framework: str | None = option(
         type=text,
+        shell_complete=complete_frameworks,
         metavar="NAME",
         help="Framework whose costs are priced and, in plan, whose features limit the "
         "search: megatron-core, fsdp2 …  [default: meshwright]",

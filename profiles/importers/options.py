@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.commandline import FilePath, FloatRange, collected, option, text
+from profiles.commandline import (
+    FilePath,
+    FloatRange,
+    collected,
+    complete_clusters,
+    complete_devices,
+    option,
+    text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,7 @@ class ImportOptions:
     )
     gpu: str | None = option(
         type=text,
+        shell_complete=complete_devices,
         metavar="NAME",
         help="The GPU of the imported nodes.  [default: as the files say]",
     )
@@ -34,6 +43,7 @@ class ImportOptions:
     )
     links_of: str | None = option(
         type=text,
+        shell_complete=complete_clusters,
         metavar="NAME|FILE",
         help="The cluster whose links the logs measured, where no file describes it.",
     )

@@ -18,12 +18,21 @@ if TYPE_CHECKING:
 _FIRST = ("device", "host cpu", "software", "ranks", "date", "noise", "command")
 
 
-def sample_view(samples: Samples) -> Group:
-    """Everything that `profile` shows."""
+def sample_view(samples: Samples, *, details: bool = False) -> Group:
+    """What `profile` shows: a sentence, the machine and, with *details*, its
+    samples."""
     from rich.console import Group
     from rich.text import Text
 
-    parts = [_machine(samples)]
+    operators, collectives = len(samples.operators), len(samples.collectives)
+    sentence = Text(
+        f"{operators:,} operators and {collectives:,} messages between ranks were "
+        "measured; give the file to plan, simulate and execute with --profile.",
+        style="bold",
+    )
+    parts = [sentence, _machine(samples)]
+    if not details:
+        return Group(*parts)
     for table in (_operators(samples), _collectives(samples)):
         if table.row_count:
             parts += [Text(), table]  # type: ignore[list-item]

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from profiles.commandline import hint
 from profiles.units import GB
 from runtime.launch.history import words as goodput_words
 from runtime.observe import largest
@@ -44,8 +45,9 @@ def opening(run: Run) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def run_view(document: Mapping[str, Any]) -> RenderableType:
-    """Predicted beside measured."""
+def run_view(document: Mapping[str, Any], *, details: bool = False) -> RenderableType:
+    """A sentence, predicted beside measured and, with *details*, where it was
+    missed."""
     if "steps" not in document:
         return Text("done; the machine of rank 0 shows what was measured")
     if not document["step_time_s"]:
@@ -70,13 +72,28 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
     )
     losses, steps = document["losses"], document["steps"]
     done = "1 step" if steps == 1 else f"{steps} steps"
-    words = Text(
-        f"\n{done} in {document['wall_s']:.1f} s · loss "
-        f"{_loss(losses[0])} → {_loss(losses[-1])} · "
-        f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
+    sentence = Text(
+        f"Trained {done} in {document['wall_s']:.1f} s: loss {_loss(losses[0])} → "
+        f"{_loss(losses[-1])}, {document['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"
+        f"{_off(error)}.",
+        style="bold",
     )
     spent = goodput_words(document["goodput"]) if "goodput" in document else ""
-    return Group(table, *_missed(document), words, *([Text(spent)] if spent else []))
+    return Group(
+        sentence,
+        table,
+        *_missed(document, details=details),
+        *([Text(spent)] if spent else []),
+    )
+
+
+def _off(error: Mapping[str, float] | None) -> str:
+    """How far off the prediction was, in words."""
+    if not error or error["step_time"] is None:
+        return ""
+    off = error["step_time"]
+    which = "long" if off > 0 else "short"
+    return f"; the step was predicted {abs(off):.1%} too {which}"
 
 
 def diverged(document: Mapping[str, Any]) -> str | None:
@@ -96,11 +113,15 @@ def _loss(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def _missed(document: Mapping[str, Any]) -> list[RenderableType]:
-    """Where the step went, predicted beside measured; then each collective."""
+def _missed(document: Mapping[str, Any], *, details: bool) -> list[RenderableType]:
+    """Which part was missed by most; with *details* where the step went, predicted
+    beside measured, then each collective."""
     rows = document["missed"]
     if not rows:
         return []
+    said = Text(largest(rows, document["step_time_s"]["median"]))
+    if not details:
+        return [said, hint("the step's parts and every collective")]
     table = Table(box=None, pad_edge=False)
     for name in ("\na step's", "measured", "predicted", "off by"):
         table.add_column(name, justify="left" if "step" in name else "right")
@@ -112,7 +133,7 @@ def _missed(document: Mapping[str, Any]) -> list[RenderableType]:
             f"{row['predicted_s']:.4f} s",
             f"{off:+.4f} s",
         )
-    return [table, Text(largest(rows, document["step_time_s"]["median"]))]
+    return [table, said]
 
 
 def _signed(error: float | None) -> str:

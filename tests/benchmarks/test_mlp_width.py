@@ -8,6 +8,7 @@ import torch
 from benchmarks.mlp_width import Point, crossover, priced, table
 from benchmarks.mlp_width_worker import Layer
 from tests.runtime.ranks import on_ranks
+from tests.support.rows import Obtained
 from tests.support.sampled import on
 
 ANY = (32, 64, 128, 256, 512, 1024, 2048)
@@ -29,14 +30,21 @@ def test_where_it_never_wins_or_always_there_is_none(gains: tuple[float, ...]) -
     assert crossover(points(*gains)) is None
 
 
+@pytest.mark.row(
+    "E2",
+    "width from which two ranks win, of made-up samples",
+    expected="one there is",
+    evidence="derived: no number seen",
+)
 @pytest.mark.parametrize("rows", [64, 512])
-def test_two_ranks_are_faster_from_some_width_on(rows: int) -> None:
+def test_two_ranks_are_faster_from_some_width_on(rows: int, obtained: Obtained) -> None:
     """By the samples of a made-up machine, whose messages cost 0.2 ms."""
     where = on(ranks=2)
     found = [priced(where, rows, width) for width in ANY]
     gains = [one.whole_s / one.split_s for one in found]
     assert gains[0] < 1 < gains[-1] < 2
     assert gains[2:] == sorted(gains[2:])
+    obtained(f"{crossover(found):.0f}")
     assert crossover(found) is not None
 
 

@@ -15,6 +15,7 @@ from profiles.hardware.precisions import precision
 from profiles.models.decoder import decoder_graph
 from profiles.models.graph import Block
 from profiles.models.spec import DecoderSpec
+from tests.support.rows import Obtained
 
 S, B, T = 2048, 1, 8
 # (heads, hidden) and, in % of the tensor-parallel baseline: sequence parallel,
@@ -78,8 +79,14 @@ def test_bytes_are_the_papers_formulas(model: str) -> None:
         assert found == pytest.approx(wanted, rel=1e-9), (recompute, tp, sp)
 
 
+@pytest.mark.row(
+    "E13",
+    "Figure 7: % of the baseline for sp, selective, both, full",
+    expected="66.84, 49.42, 16.18, 7.64; 62.04, 56.53, 18.49, 8.71; "
+    "58.31, 62.04, 20.27, 9.42 (0.15)",
+)
 @pytest.mark.parametrize("model", FIGURE_7)
-def test_shares_of_figure_7(model: str) -> None:
+def test_shares_of_figure_7(model: str, obtained: Obtained) -> None:
     a, h, percent = FIGURE_7[model]
     block = layer(a, h)
     base = saved_bytes(block, "none", tp=T, sp=False)
@@ -92,6 +99,7 @@ def test_shares_of_figure_7(model: str) -> None:
             ("full", False),
         )
     ]
+    obtained(", ".join(f"{one:.2f}" for one in found))
     assert found == pytest.approx(percent, abs=0.15)
 
 

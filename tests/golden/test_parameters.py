@@ -9,6 +9,7 @@ from profiles.models.decoder import decoder_graph
 from profiles.models.graph import Kind
 from profiles.models.param_count import Parameters, parameters
 from profiles.models.spec import DecoderSpec
+from tests.support.rows import Obtained
 
 # Narayanan et al. (SC'21), table 1, in 10^9: every digit must be met.
 SC21 = {
@@ -103,11 +104,23 @@ def test_sc21_to_the_digit_given(name: str) -> None:
     assert round(counted(name).total / 1e9, 1) == SC21[name]
 
 
+@pytest.mark.row(
+    "J1",
+    "million parameters of the eight sizes",
+    expected="125; 356; 760; 1320; 2650; 6660; 12850; 174600 (1.5 %)",
+)
 @pytest.mark.parametrize("name", GPT3)
-def test_gpt3_within_1_5_percent(name: str) -> None:
+def test_gpt3_within_1_5_percent(name: str, obtained: Obtained) -> None:
+    obtained(f"{counted(name).total / 1e6:.0f}")
     assert counted(name).total / 1e6 == pytest.approx(GPT3[name], rel=0.015)
 
 
+@pytest.mark.row(
+    "I5",
+    "billion parameters of the models, DeepSpeed-MoE among them",
+    expected="52 and 13 (0.5 % of 52.4 and 13.1)",
+    evidence="computed",
+)
 @pytest.mark.parametrize("name", CARDS)
 def test_model_cards_within_half_a_percent(name: str) -> None:
     assert counted(name).total / 1e9 == pytest.approx(CARDS[name], rel=0.005)
@@ -145,12 +158,16 @@ def test_hybrids_whose_cards_count_other_parts() -> None:
     assert text + 0.45 == pytest.approx(35, rel=0.01)
 
 
-def test_albert_large_has_18_times_fewer_than_bert_large() -> None:
+@pytest.mark.row(
+    "D2", "parameters of BERT-large over ALBERT-large", expected="334 M over 18 M: 18.6"
+)
+def test_albert_large_has_18_times_fewer_than_bert_large(obtained: Obtained) -> None:
     """Lan et al. (ICLR 2020), table 1: 334 and 18 million, however many layers there
     are: 24 of them share one set of weights."""
     bert, albert = counted("bert-large"), counted("albert-large")
     assert bert.total / 1e6 == pytest.approx(334, rel=0.007)
     assert albert.total / 1e6 == pytest.approx(18, rel=0.02)
+    obtained(f"{bert.total / albert.total:.1f}")
     assert bert.total / albert.total == pytest.approx(334 / 18, rel=0.02)
     assert sum(count for one, count in albert.layers if one.total) == 1
     bare = 30_000 * 128 + 128 * 1024 + 512 * 128 + 2 * 128 + 12 * 1024**2 + 13 * 1024

@@ -22,6 +22,7 @@ from profiles.models.job import Job
 from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.units import TB, TFLOPS
+from tests.support.rows import Obtained
 
 COMMON = {
     "seq_len": "2048",
@@ -122,12 +123,17 @@ def gpt(layers: int, hidden: int, heads: int, batch: int) -> Job:
     return Job(model="gpt", spec=spec, seq_len=2048, global_batch=batch)
 
 
+@pytest.mark.row(
+    "A1",
+    "step of each of Table 1, s",
+    expected="3.53; 3.70; 3.70; 9.40; 14.45; 16.06; 24.82; 37.61; 54.08; 102.6 (10 %)",
+    evidence="computed from printed TFLOP/s",
+)
 @pytest.mark.parametrize("row", SC21, ids=lambda row: f"{row[9]}B")
-def test_megatrons_weak_scaling(row: tuple[Any, ...]) -> None:
+def test_megatrons_weak_scaling(row: tuple[Any, ...], obtained: Obtained) -> None:
     """The source prints whole TFLOP/s: half a percent of rounding is its own."""
-    # 10 % is asked of every row; the smallest misses it (docs/accuracy.md): 13 %.
-    allowed = 0.13 if row[9] == 1.7 else 0.10
-    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=allowed)
+    obtained(f"{sc21(row).step_time_s:.2f}")
+    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=0.10)
 
 
 def test_megatrons_weak_scaling_on_average(root: Path) -> None:
@@ -151,11 +157,19 @@ def shown(row: str, errors: list[float]) -> str:
     return f"{row} | {100 * fmean(errors):.1f} % | {100 * max(errors):.1f} % |"
 
 
+@pytest.mark.row(
+    "E13",
+    "Table 5: seconds, full and selective with sp",
+    expected="1.42, 18.13, 49.05, 94.42; 1.10, 13.75, 37.83, 71.49 (9 %)",
+)
 @pytest.mark.parametrize("selective", [False, True], ids=["full", "selective+sp"])
 @pytest.mark.parametrize("row", E13, ids=lambda row: f"{row[0]}x{row[1]}")
-def test_selective_recompute(row: tuple[Any, ...], selective: bool) -> None:
+def test_selective_recompute(
+    row: tuple[Any, ...], selective: bool, obtained: Obtained
+) -> None:
     """Calculon's model reaches 3.65 % mean and 8.87 % at worst on these eight."""
     measured_s = row[9] if selective else row[8]
+    obtained(f"{e13(row, selective=selective).step_time_s:.2f}")
     assert e13(row, selective=selective).step_time_s == pytest.approx(
         measured_s, rel=0.09
     )
@@ -169,8 +183,12 @@ def errors_of_table_5() -> list[float]:
     ]
 
 
+@pytest.mark.row(
+    "E13", "Table 5: mean error", misses="layers on A100 are 9 % slow", expected="4 %"
+)
 @pytest.mark.xfail(strict=False, reason="5 % too slow: docs/accuracy.md")
-def test_selective_recompute_on_average() -> None:
+def test_selective_recompute_on_average(obtained: Obtained) -> None:
+    obtained(f"{fmean(errors_of_table_5()):.1%}")
     assert fmean(errors_of_table_5()) <= 0.04
 
 
@@ -179,26 +197,44 @@ def test_the_readme_says_how_true_selective_recompute_is(root: Path) -> None:
     assert found in (root / "README.md").read_text()
 
 
+@pytest.mark.row(
+    "J3",
+    "seconds on 2,240, 2,800, 3,360 GPUs",
+    misses="what DeepSpeed's bf16 optimizer adds a micro-batch is not priced",
+    expected="60.1; 50.2; 44.4 (7 %)",
+)
 @pytest.mark.parametrize(("gpus", "measured_s", "_"), MTNLG)
-def test_mt_nlg(gpus: int, measured_s: float, _: int) -> None:
+def test_mt_nlg(gpus: int, measured_s: float, _: int, obtained: Obtained) -> None:
     """Within 30 %: what DeepSpeed's bf16 optimizer adds a micro-batch is not priced."""
+    obtained(f"{mtnlg(gpus).step_time_s:.1f}")
     assert mtnlg(gpus).step_time_s == pytest.approx(measured_s, rel=0.30)
 
 
-def test_mt_nlg_scales_as_measured() -> None:
+@pytest.mark.row("J3", "slowest over fastest step", expected="60.1 / 44.4 = 1.354")
+def test_mt_nlg_scales_as_measured(obtained: Obtained) -> None:
     """The drop from 126 to 113 TFLOP/s is the bubble: 12 to 18 % of the step."""
     slowest, *_, fastest = (mtnlg(gpus).step_time_s for gpus, _, _ in MTNLG)
+    obtained(f"{slowest / fastest:.3f}")
     assert slowest / fastest == pytest.approx(60.1 / 44.4, rel=0.05)
 
 
+@pytest.mark.row(
+    "A1",
+    "billion parameters of Table 1",
+    expected="1.7; 3.6; 7.5; 18.4; 39.1; 76.1; 145.6; 310.1; 529.6; 1008.0",
+    evidence="computed",
+)
 @pytest.mark.parametrize("row", SC21, ids=lambda row: f"{row[9]}B")
-def test_parameters_of_the_weak_scaling(row: tuple[Any, ...]) -> None:
+def test_parameters_of_the_weak_scaling(
+    row: tuple[Any, ...], obtained: Obtained
+) -> None:
     """12 L h² (1 + 13/12h + (V + s)/12Lh), SC'21 equation 2."""
     layers, hidden, heads, *_ = row
     count = parameters(gpt(layers, hidden, heads, 1).spec).total
     formula = 12 * layers * hidden**2
     formula *= 1 + 13 / (12 * hidden) + (51200 + 2048) / (12 * layers * hidden)
     # The formula leaves the final norm's two vectors out.
+    obtained(f"{count / 1e9:.1f}")
     assert count - 2 * hidden == pytest.approx(formula, rel=1e-12)
     assert round(count / 1e9, 1) == row[9]
 
@@ -236,13 +272,17 @@ def test_hardware_rate_of_mt_nlg(gpus: int, measured_s: float, rate: int) -> Non
     assert printed == pytest.approx(rate, abs=0.6)
 
 
+@pytest.mark.row(
+    "A1", "days of 1 T and of GPT-3", expected="83.9; 33.8", evidence="computed"
+)
 @pytest.mark.parametrize(
     ("billions", "tokens", "gpus", "rate", "days"),
     [(1000, 450, 3072, 163, 83.9), (175, 300, 1024, 140, 33.8)],
 )
 def test_training_time_by_the_rule_of_eight(
-    billions: int, tokens: int, gpus: int, rate: int, days: float
+    billions: int, tokens: int, gpus: int, rate: int, days: float, obtained: Obtained
 ) -> None:
     """8 T P / (n X), SC'21 equation 4; 84 and 34 days in the paper."""
     seconds = 8 * tokens * 1e9 * billions * 1e9 / (gpus * rate * TB)
+    obtained(f"{seconds / 86400:.1f}")
     assert seconds / 86400 == pytest.approx(days, rel=0.01)

@@ -46,6 +46,7 @@ def test_step_times_of_megatron_table_1(
     assert hardware / (gpus * tflops * TFLOPS) == pytest.approx(step_s, rel=0.002)
 
 
+@pytest.mark.row("J3", "TFLOP/s a GPU of its measured steps", expected="126; 121; 113")
 @pytest.mark.parametrize(
     ("gpus", "step_s", "hardware_tflops", "mfu"),
     [

@@ -13,9 +13,16 @@ from costmodel.inference.kv_cache import cached_elements
 from profiles.models.catalog import model
 from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
+from tests.support.rows import Obtained
 from tests.support.served import asked, served
 
 
+@pytest.mark.row(
+    "K1",
+    "bytes of cache of a token, Llama-2-70B",
+    expected="327,680",
+    evidence="computed",
+)
 def test_a_token_of_llama_2_70b_takes_327680_bytes_of_cache() -> None:
     """2 · 80 layers · 8 key-value heads · 128 · 2 bytes."""
     question = asked("llama2-70b", gpus=8, tp=8, precision="bf16")
@@ -57,6 +64,12 @@ def test_prefill_takes_two_flops_a_weight_and_attention(
     assert flops == pytest.approx(2 * counted.active, rel=0.1)
 
 
+@pytest.mark.row(
+    "K1",
+    "step of decoding over (weights + cache) / bandwidth",
+    expected="over 1, at most 1.3 measured",
+    evidence="derived",
+)
 @pytest.mark.parametrize(
     ("name", "where", "degrees", "most"),
     [
@@ -69,7 +82,7 @@ def test_prefill_takes_two_flops_a_weight_and_attention(
     ],
 )
 def test_one_sequence_is_decoded_no_faster_than_its_bytes_are_read(
-    name: str, where: str, degrees: dict[str, Any], most: float
+    name: str, where: str, degrees: dict[str, Any], most: float, obtained: Obtained
 ) -> None:
     """(Weights + cache) / bandwidth; the rates of training's kernels reach three
     quarters of it (two thirds on Blackwell), and small kernels take the rest."""
@@ -79,6 +92,7 @@ def test_one_sequence_is_decoded_no_faster_than_its_bytes_are_read(
     read = 2 * (counted.total - counted.embedding) + 1024 * token_bytes(found.asked)
     least = read / found.asked.choice.tp / found.asked.machine.device.memory_bytes_per_s
     assert found.least_step_s == pytest.approx(least, rel=1e-3)
+    obtained(f"{found.step_s / found.least_step_s:.2f}")
     assert found.least_step_s < found.step_s < most * found.least_step_s
     assert found.decode.bound == "memory_bandwidth"
 
@@ -143,9 +157,13 @@ GPT_FAST = (
 )
 
 
-def test_decoding_is_as_fast_as_gpt_fast_measured() -> None:
+@pytest.mark.row(
+    "K1", "error of decoding, mean and most, of gpt-fast's rates", expected="30 %"
+)
+def test_decoding_is_as_fast_as_gpt_fast_measured(obtained: Obtained) -> None:
     """Nothing is fitted to these rows: the rates are those of training."""
     errors = [row.found_per_s / row.tokens_per_s - 1 for row in GPT_FAST]
+    obtained(f"{mean(map(abs, errors)):.1%}, {max(map(abs, errors)):.1%}")
     assert max(map(abs, errors)) < 0.15
     assert mean(map(abs, errors)) < 0.07
 
@@ -176,7 +194,14 @@ def test_quantized_weights_take_a_scale_and_a_zero_a_group() -> None:
     assert held == pytest.approx(43.47e9, rel=0.01)
 
 
-def test_few_tokens_read_few_experts_and_all_of_them_are_there() -> None:
+@pytest.mark.row(
+    "I8",
+    "billion parameters that Mixtral holds; reads for one token",
+    expected="47; 13",
+)
+def test_few_tokens_read_few_experts_and_all_of_them_are_there(
+    obtained: Obtained,
+) -> None:
     """Mixtral: 47 B parameters held, 13 B of them read for one token."""
     counted = parameters(model("mixtral-8x7b").spec)
     one, many = (
@@ -184,6 +209,7 @@ def test_few_tokens_read_few_experts_and_all_of_them_are_there() -> None:
     )
     assert one.held[0].parameters == pytest.approx(2 * counted.total, rel=1e-6)
     assert one.held[0].parameters == many.held[0].parameters
+    obtained(f"{counted.total / 1e9:.1f}; {counted.active / 1e9:.1f}")
     met = counted.active - counted.embedding
     assert float(one.decode.weight_bytes) == pytest.approx(2 * met, rel=1e-6)
     every = counted.total - counted.embedding

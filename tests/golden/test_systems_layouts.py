@@ -24,6 +24,7 @@ from profiles.hardware.precisions import precision
 from profiles.models.graph import Block, Kind, Operator, Tensor
 from tests.golden.priced import A100, job_of, machine_of, priced
 from tests.support.problems import problem
+from tests.support.rows import Obtained
 
 TP, CP, S = 4, 2, 2048
 MODELS = ["gpt-13b", "llama3-8b"]
@@ -157,12 +158,16 @@ def test_tensor_parallelism_stays_inside_the_node(pp: int) -> None:
     assert across_s > 1.2 * inside_s
 
 
-def test_a_plan_of_530_billion_parameters_has_eight_ways_and_35_stages() -> None:
+@pytest.mark.row("F0", "t and p of the plan of 530 B on 280 A100", expected="8 and 35")
+def test_a_plan_of_530_billion_parameters_has_eight_ways_and_35_stages(
+    obtained: Obtained,
+) -> None:
     """Smith et al. (2022), section 3: a replica is t = 8, p = 35 on 280 A100s."""
     posed = problem("mt-nlg-530b", 280, global_batch=240)  # of 1920 over 8 replicas
     best = solve(posed, BranchAndBound(), Limits(runners_up=0)).best
     assert best is not None
     choice = best.choice
+    obtained(f"{choice.tp} and {choice.pp}")
     assert (choice.tp, choice.pp, choice.dp, choice.micro_batch) == (8, 35, 1, 1)
 
 

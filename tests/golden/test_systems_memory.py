@@ -36,6 +36,7 @@ from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB, GiB
 from tests.golden.priced import job_of, machine_of, priced
+from tests.support.rows import Obtained
 
 TP = 8
 # Korthikanti et al. (MLSys 2023), Figure 1, t = 8: (p, v, b), GiB of activations on the
@@ -71,6 +72,12 @@ def schedule_of(stages: int, virtual: int) -> str:
     return "interleaved" if virtual > 1 else "1f1b"
 
 
+@pytest.mark.row(
+    "E13",
+    "Figure 1: GiB of activations, as its formula",
+    expected="to 0.05 %",
+    evidence="computed",
+)
 @pytest.mark.parametrize("name", FIGURE_1)
 def test_activations_of_figure_1(name: str) -> None:
     """Layers in flight on rank 0 times what one saves: L(1 + (p − 1)/(pv)) of them."""
@@ -135,12 +142,15 @@ def test_states_of_figure_1(name: str) -> None:
     assert states / GiB == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.row(
+    "H4", "GB of activations in flight, none; cheap-ops", expected="54.7; 32.9 (10 %)"
+)
 @pytest.mark.parametrize(
     ("recompute", "counted", "measured"),
     [("none", 50.7, 54.7), ("cheap-ops", 35.9, 32.9)],
 )
 def test_activations_in_flight_of_llama_65b(
-    recompute: str, counted: float, measured: float
+    recompute: str, counted: float, measured: float, obtained: Obtained
 ) -> None:
     """Yuan et al. (ATC 2024), s = 8192, t2 c2 p8, two layers a virtual stage: how much
     `max_memory_allocated` falls as all activations are offloaded, GB; 10 %."""
@@ -156,6 +166,7 @@ def test_activations_in_flight_of_llama_65b(
         sequence_parallel=True,
     )
     activations = float(found.memory[0].activations) / GB
+    obtained(f"{activations:.1f}")
     assert activations == pytest.approx(counted, rel=0.005)
     assert activations == pytest.approx(measured, rel=0.1)
 
@@ -198,6 +209,7 @@ def smallest_peak_bytes(gpus: int) -> float:
     return float(price(Columns.of(legal), job, where).needed_bytes.min())
 
 
+@pytest.mark.row("I7", "1 T parameters fit on 800 V100; on 600", expected="yes; no")
 def test_a_trillion_parameters_need_800_v100s_and_not_600() -> None:
     """DeepSpeed's announcement (2020): 1 T parameters on 800 V100s of 32 GB. The
     columns' peak is a lower bound, within 2 % of the estimate."""
@@ -234,6 +246,7 @@ def fits_on_v100s(tp: int, zero: int, heads: int) -> bool:
     ).fits
 
 
+@pytest.mark.row("I7", "t of Turing-NLG with ZeRO; without", expected="4; 16")
 def test_zero_takes_a_quarter_of_turings_tensor_parallelism() -> None:
     """ZeRO's announcement (2020): 512 sequences on 256 GPUs, t = 4, where 1,024 GPUs
     and t = 16 were needed. (28 heads; 16 ranks share 32, of as many bytes.)"""
@@ -323,7 +336,15 @@ def most(fits: Callable[[int], bool]) -> int:
     return low
 
 
-def test_rsa_trains_larger_batches_and_three_times_as_long_sequences() -> None:
+@pytest.mark.row(
+    "E14",
+    "largest batch; longest sequence, over tensor parallelism",
+    misses="what does not shrink with RSA",
+    expected="13.7; 3.0 (20 %)",
+)
+def test_rsa_trains_larger_batches_and_three_times_as_long_sequences(
+    obtained: Obtained,
+) -> None:
     """13.7 times the batch (L = 512) and 3.0 times the sequence (B = 64) on 64 P100s.
     What a sequence keeps is within 20 % of the first and the sequences of the second;
     the batch comes out at 10, a quarter less: weights, logits and the gradient of all
@@ -334,6 +355,7 @@ def test_rsa_trains_larger_batches_and_three_times_as_long_sequences() -> None:
     batches = [most(partial(_fits_so_many, way)) for way in ways]
     assert 9.9 < batches[0] / batches[1] < 13.7
     tokens = [most(partial(_fits_so_long, way)) for way in ways]
+    obtained(f"{batches[0] / batches[1]:.1f}; {tokens[0] / tokens[1]:.1f}")
     assert tokens[0] / tokens[1] == pytest.approx(3.0, rel=0.2)
 
 

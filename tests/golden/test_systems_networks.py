@@ -11,36 +11,51 @@ from hypothesis import strategies as st
 from costmodel.report.networks import clos
 from profiles.errors import InvalidSpec
 from tests.support.commanded import answered, refused
+from tests.support.rows import Obtained
 
 GPUS, DOMAIN = 32_768, 256
 ASKED = ("--model", "gpt-175b", "--gpus", "4096", "--cluster", "dgx-h100")
 LAYOUT = ("--tp", "8", "--pp", "8", "--recompute", "full")
 
 
+@pytest.mark.row(
+    "A5",
+    "switches, full bisection and rail-only, radix 64 and 128",
+    expected="2560, 1536; 1280, 256",
+    evidence="computed",
+)
 @pytest.mark.parametrize(
     ("radix", "full", "rails", "fewer"),
     [(64, 2560, 1536, 0.40), (128, 1280, 256, 0.80)],
 )
 def test_switches_of_32768_gpus_in_domains_of_256(
-    radix: int, full: int, rails: int, fewer: float
+    radix: int, full: int, rails: int, fewer: float, obtained: Obtained
 ) -> None:
     """The row's computed counts."""
     whole, railed = clos(GPUS, radix), clos(GPUS // DOMAIN, radix) * DOMAIN
+    obtained(f"{whole.switches}, {railed.switches}")
     assert (whole.switches, railed.switches) == (full, rails)
     assert 1 - railed.switches / whole.switches == pytest.approx(fewer)
 
 
+@pytest.mark.row(
+    "A5",
+    "network cost; power of rail-only, radix 64 and 128",
+    expected="-38 and -77 %; -37 and -75 %",
+)
 @pytest.mark.parametrize(
     ("radix", "cheaper", "cooler"), [(64, 0.38, 0.37), (128, 0.77, 0.75)]
 )
 def test_cost_and_power_fall_as_the_paper_says(
-    radix: int, cheaper: float, cooler: float
+    radix: int, cheaper: float, cooler: float, obtained: Obtained
 ) -> None:
     """Abstract, v5: 38 to 77 % less cost, 37 to 75 % less power. Prices are assumed,
     those of the paper are not known: within 6 points."""
     whole, railed = clos(GPUS, radix), clos(GPUS // DOMAIN, radix) * DOMAIN
-    assert 1 - railed.dollars / whole.dollars == pytest.approx(cheaper, abs=0.06)
-    assert 1 - railed.watts / whole.watts == pytest.approx(cooler, abs=0.02)
+    cost, power = railed.dollars / whole.dollars, railed.watts / whole.watts
+    obtained(f"{cost - 1:.0%}, {power - 1:.0%}")
+    assert 1 - cost == pytest.approx(cheaper, abs=0.06)
+    assert 1 - power == pytest.approx(cooler, abs=0.02)
 
 
 @given(

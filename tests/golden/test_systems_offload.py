@@ -20,6 +20,7 @@ from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.units import GiB
 from tests.golden.priced import job_of, priced
+from tests.support.rows import Obtained
 
 V100 = machine(cluster("dgx-2"), load_framework("deepspeed"))
 
@@ -52,6 +53,11 @@ def fits(layers: int, hidden: int, offload: Offload) -> bool:
     return estimate(job, V100.cluster, layout, on=V100).fits
 
 
+@pytest.mark.row(
+    "H7",
+    "billion parameters on one V100 of 32 GB with the host; without",
+    expected="13 (1); 1.4 (0.2)",
+)
 def test_thirteen_billion_parameters_on_one_v100_need_the_host() -> None:
     """13 B with ZeRO-Offload (abstract; table 2): 12.9 B fit and 15 B do not; without,
     at 16 bytes a parameter, no more than two."""
@@ -62,12 +68,17 @@ def test_thirteen_billion_parameters_on_one_v100_need_the_host() -> None:
     assert not fits(42, 2048, Offload())  # 2.2 B
 
 
+@pytest.mark.row(
+    "H4",
+    "GiB that memory falls by as the ratio grows to 1",
+    expected="35.65; 27.63 (12 %)",
+)
 @pytest.mark.parametrize(
     ("recompute", "least", "measured"),
     [("none", 0.3, 67.77 - 32.12), ("cheap-ops", 0.1, 57.86 - 30.23)],
 )
 def test_memory_of_llama_65b_falls_with_the_ratio(
-    recompute: str, least: float, measured: float
+    recompute: str, least: float, measured: float, obtained: Obtained
 ) -> None:
     """Yuan et al. (ATC 2024), s = 8192 on 256 H800, t2 c2 p8, two layers a virtual
     stage: how far `max_memory_allocated` falls to that of ratio 1, GiB; 12 %."""
@@ -91,6 +102,7 @@ def test_memory_of_llama_65b_falls_with_the_ratio(
         layout = spell_out(choice, job.graph, job.global_batch)
         found = estimate(job, where.cluster, layout, on=where)
         peaks.append(found.peak_allocated_bytes / GiB)
+        obtained(f"{peaks[0] - peaks[-1]:.1f}")
         assert found.breakdown_s["offload"] < 0.1 * found.step_time_s  # mostly hidden
     assert peaks[0] - peaks[1] == pytest.approx(measured, rel=0.12)
 
@@ -136,11 +148,15 @@ def figure_9(row: tuple[Any, ...]) -> Estimate:
     )
 
 
+@pytest.mark.row("H11", "steps of Figure 9 within", expected="8 %")
 @pytest.mark.parametrize("row", FIGURE_9, ids=lambda row: f"{row[0]} GPUs")
-def test_steps_of_figure_9_fit_and_take_as_long(row: tuple[Any, ...]) -> None:
+def test_steps_of_figure_9_fit_and_take_as_long(
+    row: tuple[Any, ...], obtained: Obtained
+) -> None:
     """Those that offload count in no fit of ours."""
     found = figure_9(row)
     assert found.fits
+    obtained(f"{found.step_time_s / row[-1] - 1:+.1%}")
     assert found.step_time_s == pytest.approx(row[-1], rel=0.08)
 
 
@@ -150,6 +166,9 @@ def test_steps_of_figure_9_on_average() -> None:
     assert fmean(errors) <= 0.03
 
 
+@pytest.mark.row(
+    "H11", "our plan over theirs, by our estimates, 32 GPUs", expected="at most 1.05"
+)
 @pytest.mark.parametrize(
     "row",
     [

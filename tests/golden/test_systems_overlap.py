@@ -24,6 +24,7 @@ from profiles.units import GB, KB, MB
 from tests.golden.priced import job_of, machine_of, priced
 from tests.support import sampled
 from tests.support.pipelines import Pipeline, plain_costs
+from tests.support.rows import Obtained
 
 SIZES = [10 * KB, 100 * KB, 1 * MB, 10 * MB, 25 * MB, 100 * MB, 400 * MB, 100 * GB]
 
@@ -56,13 +57,20 @@ def update_s(bucket_bytes: float) -> float:
     return float(costs.step_s[0] + costs.gather_s[0])
 
 
-def test_one_bucket_hides_nothing_and_costs_nothing() -> None:
+@pytest.mark.row(
+    "D3",
+    "step of one bucket over forward + backward + all-reduce + optimizer",
+    expected="1",
+    evidence="computed",
+)
+def test_one_bucket_hides_nothing_and_costs_nothing(obtained: Obtained) -> None:
     """Li et al. (VLDB 2020): the bucket is ready when the last gradient is, so that
     T = forward + backward + all-reduce + optimizer, exactly."""
     size = 1000 * GB
     found = on_eight_ranks(size)
     assert found.timeline.costs.buckets == 1
     wanted = sum(parts_s(found)) + update_s(size)
+    obtained(f"{found.step_time_s / wanted:g}")
     assert found.step_time_s == pytest.approx(wanted, rel=1e-12)
     alone = on_eight_ranks(size, hides=False)
     assert found.breakdown_s == pytest.approx(alone.breakdown_s)
@@ -120,11 +128,13 @@ def test_nor_is_it_in_any_framework(
     assert hidden <= exposed * (1 + 1e-9)
 
 
-def test_the_best_bucket_is_neither_small_nor_whole() -> None:
+@pytest.mark.row("D3", "step over bucket size", expected="U-shaped")
+def test_the_best_bucket_is_neither_small_nor_whole(obtained: Obtained) -> None:
     """Li et al.'s sweep is U-shaped: each of many small buckets has a latency, few
     large ones hide little."""
     seconds = [on_eight_ranks(size).step_time_s for size in SIZES]
     best = seconds.index(min(seconds))
+    obtained(", ".join(f"{one:.2f} s" for one in seconds))
     assert 0 < best < len(SIZES) - 1
     assert seconds[: best + 1] == sorted(seconds[: best + 1], reverse=True)
     assert seconds[best:] == sorted(seconds[best:])
@@ -152,11 +162,19 @@ def test_buckets_may_be_too_small_where_messages_are_measured() -> None:
     assert len(set(seconds)) == len(sizes)
 
 
+@pytest.mark.row(
+    "E10",
+    "what is exposed of stage i",
+    expected="max(0, AR(i) - i B)",
+    evidence="computed",
+)
 @pytest.mark.parametrize(
     "reduce_s",
     [(0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), (0.0, 1.5, 9.0, 7.0), (5, 6, 7, 9)],
 )
-def test_a_stages_reduction_hides_behind_the_drain(reduce_s: tuple[float, ...]) -> None:
+def test_a_stages_reduction_hides_behind_the_drain(
+    reduce_s: tuple[float, ...], obtained: Obtained
+) -> None:
     """Fan et al. (PPoPP 2021): stage i's gradients are done i backwards before those of
     stage 0, so that max(0, AR(i) − i·B) is added to a pipeline of equal stages."""
     pipeline = Pipeline("1f1b", 4, 1, 6)
@@ -164,6 +182,7 @@ def test_a_stages_reduction_hides_behind_the_drain(reduce_s: tuple[float, ...]) 
     costs = plain_costs(pipeline, reduce_s=np.array(reduce_s, dtype=float))
     exposed = max(max(0.0, one - i * backward) for i, one in enumerate(reduce_s))
     drained = (6 + 4 - 1) * (1.0 + backward)
+    obtained(f"{simulate(*pipeline, costs).makespan_s - drained:g}")
     assert simulate(*pipeline, costs).makespan_s == pytest.approx(drained + exposed)
 
 
@@ -177,8 +196,15 @@ def over_a_network_of(gbit_per_s: float, *, taken: float) -> Machine:
     )
 
 
+@pytest.mark.row(
+    "F5",
+    "speed-up by an engine for collectives",
+    expected="1.0 to 1.5; most over 1.1 (printed: 1.41, 1.12, 1.13)",
+)
 @pytest.mark.parametrize("zero", [0, 3])
-def test_an_engine_for_collectives_gains_up_to_a_half(zero: int) -> None:
+def test_an_engine_for_collectives_gains_up_to_a_half(
+    zero: int, obtained: Obtained
+) -> None:
     """Rashidi et al. (ISCA 2021): 1.12 to 1.41 times the speed where collectives take
     neither multiprocessors nor memory from compute. Most where they take as long as
     compute; where the network is fast, or is all there is to wait for, little."""
@@ -194,6 +220,7 @@ def test_an_engine_for_collectives_gains_up_to_a_half(zero: int) -> None:
     ]
     assert all(1 < gain < 1.5 for gain in gains)
     most = gains.index(max(gains))
+    obtained(f"{min(gains):.2f} to {max(gains):.2f}")
     assert gains[most] > 1.1
     assert gains[: most + 1] == sorted(gains[: most + 1])
     assert gains[most:] == sorted(gains[most:], reverse=True)

@@ -23,6 +23,7 @@ from profiles.errors import InvalidSpec
 from profiles.hardware.catalog import cluster
 from profiles.hardware.clusters import Cluster, Level
 from tests.support.problems import problem
+from tests.support.rows import Obtained
 
 MANY_BYTES = 1e12
 
@@ -55,12 +56,16 @@ def exchange_s(where: Cluster, ranks: int) -> float:
     return float(taken)
 
 
-def test_an_all_to_all_is_a_ninth_slower_where_nvlink_is_nine_times_a_nic() -> None:
+@pytest.mark.row("A5", "all-to-all on rails is slower by", expected="8.2 to 11.2 %")
+def test_an_all_to_all_is_a_ninth_slower_where_nvlink_is_nine_times_a_nic(
+    obtained: Obtained,
+) -> None:
     """Abstract, v5: 8.2 to 11.2 % more for mixtures of experts. NICs of 50 GB/s beside
     450 GB/s are 1/9 at most, of which 7/8 go to other rails of a node of eight."""
     with_spine = exchange_s(railed("dgx-h100", rails=False), 32_768)
     on_rails = exchange_s(railed("dgx-h100"), 32_768)
     assert on_rails / with_spine - 1 == pytest.approx(7 / 8 * 50 / 450, rel=0.02)
+    obtained(f"{on_rails / with_spine - 1:.1%}")
     assert 0.082 <= on_rails / with_spine - 1 <= 0.112
 
 
@@ -87,6 +92,12 @@ def step_s(choice: Uniform, on: Machine) -> float:
     return estimate(job, on.cluster, layout, on=on).step_time_s
 
 
+@pytest.mark.row(
+    "L5",
+    "cost of traffic that keeps its rail, over a full spine",
+    expected="none",
+    evidence="derived: no number is public",
+)
 def test_only_what_changes_rail_costs_more() -> None:
     spine = machine(railed("dgx-a100-80gb", rails=False))
     rails = machine(railed("dgx-a100-80gb"))
@@ -96,6 +107,9 @@ def test_only_what_changes_rail_costs_more() -> None:
     assert step_s(half, rails) > step_s(half, spine)
 
 
+@pytest.mark.row(
+    "A5", "bytes of a dense plan to another rail", expected="0", evidence="derived"
+)
 def test_a_dense_plan_sends_nothing_to_another_rail() -> None:
     posed = problem(
         "gpt-39b", 64, global_batch=256, where=machine(railed("dgx-a100-80gb"))

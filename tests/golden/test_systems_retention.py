@@ -15,6 +15,7 @@ from profiles.models.catalog import model
 from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from tests.golden.priced import job_of, layout_of, machine_of, priced
+from tests.support.rows import Obtained
 
 ALONE = {"sequence_parallel": False, "flash_attention": True}
 
@@ -27,7 +28,10 @@ def thousand_layers() -> Job:
     return Job(model="thousand", spec=spec, seq_len=2048, global_batch=8)
 
 
-def test_a_thousand_layers_keep_two_square_roots_of_units() -> None:
+@pytest.mark.row(
+    "H1", "units that 1,000 layers keep", expected="63", evidence="computed"
+)
+def test_a_thousand_layers_keep_two_square_roots_of_units(obtained: Obtained) -> None:
     """Row H1: 2√1000 = 63 units of one layer's input or tensors where all would be
     1000; here a unit at work is what a layer saves, a unit kept is its input."""
     job, where = thousand_layers(), machine_of()
@@ -43,10 +47,14 @@ def test_a_thousand_layers_keep_two_square_roots_of_units() -> None:
     at_work = float(roots.memory[0].transient) / layer  # and an operator's own tensors
     assert units == pytest.approx(32, rel=1e-9)
     assert at_work == pytest.approx(32, rel=0.02)
+    obtained(f"{units + at_work:.1f}")
     assert units + at_work == pytest.approx(2 * 1000**0.5, rel=0.02)
 
 
-def test_segments_take_one_more_forward() -> None:
+@pytest.mark.row(
+    "H1", "time factor, backward of two forwards", expected="4/3", evidence="computed"
+)
+def test_segments_take_one_more_forward(obtained: Obtained) -> None:
     """Time factor 4/3 where backward takes two forwards, as for `full`."""
     job, where = thousand_layers(), machine_of()
     kept, one, roots = (
@@ -55,6 +63,7 @@ def test_segments_take_one_more_forward() -> None:
     assert roots.hardware_flops / roots.model_flops == pytest.approx(4 / 3, rel=0.02)
     assert roots.step_time_s == pytest.approx(one.step_time_s, rel=1e-9)
     ratio = roots.step_time_s / kept.step_time_s
+    obtained(f"{ratio:.3f}")
     assert 1.25 < ratio < 1.4
 
 
@@ -147,6 +156,9 @@ def tokens_per_s_per_gpu(cells: dict[str, str]) -> float:
     return tokens / found.price.step_time_s / int(cells["gpus"])
 
 
+@pytest.mark.row(
+    "J5", "gain of cheap recompute and offloading", expected="1.24 to 1.29 (0.04)"
+)
 @pytest.mark.parametrize(("model", "before", "after", "share", "measured"), PAIRS)
 def test_cheap_recompute_and_offload_beat_full_recompute(
     model: dict[str, str],
@@ -154,6 +166,7 @@ def test_cheap_recompute_and_offload_beat_full_recompute(
     after: dict[str, str],
     share: float,
     measured: tuple[float, float],
+    obtained: Obtained,
 ) -> None:
     """Row H11: 24 to 29 % more tokens a second; each within 8 %, the gain within 4."""
     theirs = (
@@ -175,4 +188,5 @@ def test_cheap_recompute_and_offload_beat_full_recompute(
         )
     )
     assert (base, ours) == pytest.approx(measured, rel=0.08)
+    obtained(f"{ours / base:.2f}")
     assert ours / base == pytest.approx(measured[1] / measured[0], abs=0.04)

@@ -9,6 +9,7 @@ from costmodel.layout.strategy import Uniform
 from costmodel.timeline.timeline import Timeline, simulate
 from tests.golden.priced import job_of, layout_of, priced
 from tests.support.pipelines import Pipeline, plain_costs
+from tests.support.rows import Obtained
 
 
 def run(pipeline: Pipeline) -> Timeline:
@@ -22,25 +23,40 @@ def bubble_share(found: Timeline) -> float:
     return (account.bubble_s + account.idle_s) / found.makespan_s
 
 
+@pytest.mark.row(
+    "E9",
+    "bubble of (8, 8) and (8, 32), of GPipe and of 1F1B",
+    expected="0.4667; 0.1795",
+    evidence="computed",
+)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("stages", "batches", "share"), [(8, 8, 0.4667), (8, 32, 0.1795)]
 )
 def test_bubbles_of_gpipe(
-    schedule: str, stages: int, batches: int, share: float
+    schedule: str, stages: int, batches: int, share: float, obtained: Obtained
 ) -> None:
     """Huang et al. (NeurIPS 2019), section 2.3: (K − 1)/(M + K − 1) of the time. 1F1B
     has the same (Narayanan et al., ICML 2021)."""
     found = bubble_share(run(Pipeline(schedule, stages, 1, batches)))
+    obtained(f"{found:.4f}")
     assert found == pytest.approx(share, abs=5e-5)
 
 
+@pytest.mark.row("E9", "bubble of M = 4K", expected="negligible: under 0.2")
 @pytest.mark.parametrize("stages", [2, 4, 8, 16])
 def test_four_times_as_many_micro_batches_leave_a_fifth(stages: int) -> None:
     """GPipe's rule, "negligible when M ≥ 4K"."""
     assert bubble_share(run(Pipeline("gpipe", stages, 1, 4 * stages))) < 0.2
 
 
+@pytest.mark.row(
+    "E7",
+    "speed-up at (2,4), (2,32), (4,4), (4,32), (8,4), (8,32)",
+    misses="equal stages alone: their profile is not known",
+    expected="1.539, 1.773, 1.666, 2.709, 2.621, 4.953 (10 %)",
+    evidence="seen; computed",
+)
 @pytest.mark.parametrize(
     ("stages", "batches", "ideal", "measured"),
     [
@@ -53,7 +69,7 @@ def test_four_times_as_many_micro_batches_leave_a_fifth(stages: int) -> None:
     ],
 )
 def test_torchgpipe_stays_below_equal_stages(
-    stages: int, batches: int, ideal: float, measured: float
+    stages: int, batches: int, ideal: float, measured: float, obtained: Obtained
 ) -> None:
     """Kim et al. (2020), docs/benchmarks.rst: AmoebaNet-D on P40s over two stages and
     one micro-batch. Equal stages give n·m/(n + m − 1), its own 4 to 27 % less."""
@@ -62,6 +78,7 @@ def test_torchgpipe_stays_below_equal_stages(
     costs = plain_costs(pipeline, forward_s=share_s, backward_s=2 * share_s)
     whole_s = run(Pipeline("gpipe", 2, 1, 1)).makespan_s
     found = whole_s / simulate(*pipeline, costs).makespan_s
+    obtained(f"{found:.3f}")
     assert found == pytest.approx(ideal, abs=5e-4)
     assert measured < found
 
@@ -84,10 +101,17 @@ def test_1f1b_saves_memory_and_not_time(stages: int, batches: int) -> None:
     assert pair[1].peak_bytes.tolist() == wanted
 
 
+@pytest.mark.row(
+    "J3",
+    "bubble of 240, 192, 160 micro-batches",
+    expected="12.4; 15.0; 17.5 %",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("dp", "share"), [(8, 0.124), (10, 0.150), (12, 0.175)])
-def test_bubbles_of_mt_nlg(dp: int, share: float) -> None:
+def test_bubbles_of_mt_nlg(dp: int, share: float, obtained: Obtained) -> None:
     """Smith et al. (2022): batch 1,920 over 35 stages."""
     found = bubble_share(run(Pipeline("1f1b", 35, 1, 1920 // dp)))
+    obtained(f"{found:.1%}")
     assert found == pytest.approx(share, abs=0.0005)
 
 
@@ -110,7 +134,10 @@ def test_interleaving_divides_the_bubble(p: int, v: int, m: int) -> None:
     assert found.makespan_s / work - 1 == pytest.approx((p - 1) / (v * m))
 
 
-def test_interleaving_gains_less_as_the_batch_grows() -> None:
+@pytest.mark.row(
+    "A1", "gain of interleaving, batches of 12 to 60", expected="10+ %, falling"
+)
+def test_interleaving_gains_less_as_the_batch_grows(obtained: Obtained) -> None:
     """SC 2021, figure 12: 175B, t = 8, p = 12, two layers a virtual stage, "10+ %"."""
     shared = {"tp": 8, "pp": 12, "recompute": "full"}
     gains = []
@@ -121,6 +148,7 @@ def test_interleaving_gains_less_as_the_batch_grows() -> None:
         gains.append(plain.step_time_s / woven.step_time_s - 1)
         ideal = (batch + 11) / (batch + 11 / 4) - 1
         assert 0 < gains[-1] < ideal
+    obtained(", ".join(f"{one:.1%}" for one in gains))
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 0.1
 
@@ -130,6 +158,7 @@ def two_by_two() -> Layout:
     return layout_of(job_of("gpt-tiny", 8), Uniform(pp=2, dp=2, zero=0))
 
 
+@pytest.mark.row("L3", "ranks of the two stages", expected="0-1 and 2-3")
 def test_the_books_hybrid_of_two_stages_and_two_replicas() -> None:
     layout = two_by_two()
     assert [str(stage.mesh.ranks) for stage in layout.stages] == ["0-1", "2-3"]
@@ -154,29 +183,49 @@ def of_passes(
     return simulate(*pipeline, costs)
 
 
+@pytest.mark.row(
+    "E8",
+    "slots at D = N = 4, 8, 16, backwards as forwards",
+    expected="10; 22; 46",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("stages", "slots"), [(4, 10), (8, 22), (16, 46)])
-def test_slots_of_chimera(stages: int, slots: int) -> None:
+def test_slots_of_chimera(stages: int, slots: int, obtained: Obtained) -> None:
     """Li and Hoefler (SC 2021), table 2: D workers and D micro-batches, backwards as
     long as forwards, take 2·D + D − 2 slots: a bubble of (D − 2)/(2·N + D − 2)."""
     found = of_passes(Pipeline("chimera", stages, 1, stages), 1.0, 1.0, 0.0)
+    obtained(f"{found.makespan_s:g}")
     assert found.makespan_s == slots
     ratio = (stages - 2) / (3 * stages - 2)
     assert bubble_share(found) == pytest.approx(ratio)
 
 
+@pytest.mark.row(
+    "E8",
+    "slots at D = N = 4, 8, 16, backwards twice as long",
+    expected="16; 36; 76",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("stages", "slots"), [(4, 16), (8, 36), (16, 76)])
-def test_slots_of_chimera_with_backwards_twice_as_long(stages: int, slots: int) -> None:
+def test_slots_of_chimera_with_backwards_twice_as_long(
+    stages: int, slots: int, obtained: Obtained
+) -> None:
     """(D − 2)/(1.5·N + D − 2) of the time [derived by list scheduling]."""
     found = run(Pipeline("chimera", stages, 1, stages))
+    obtained(f"{found.makespan_s:g}")
     assert found.makespan_s == slots
     share = (stages - 2) / (2.5 * stages - 2)
     assert bubble_share(found) == pytest.approx(share)
 
 
+@pytest.mark.row(
+    "E8", "micro-batches in flight, D = 8", expected="D/2 + 1 to D: 5 to 8"
+)
 @pytest.mark.parametrize("batches", [8, 16, 32])
-def test_chimera_holds_as_its_table_says(batches: int) -> None:
+def test_chimera_holds_as_its_table_says(batches: int, obtained: Obtained) -> None:
     """Activations of (D/2 + 1) to D micro-batches, and twice the weights."""
     found = run(Pipeline("chimera", 8, 1, batches))
+    obtained(f"{min(found.peak_bytes):g} to {max(found.peak_bytes):g}")
     assert found.peak_bytes.tolist() == [5, 6, 7, 8, 8, 7, 6, 5]
 
 

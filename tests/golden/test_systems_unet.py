@@ -34,6 +34,9 @@ def whole_image(features: int, gpus: int, gigabytes: int) -> Estimate:
     return estimate(job, where.cluster, layout, on=where)
 
 
+@pytest.mark.row(
+    "J4", "32, 64, 128 features on 2 x 16, 4 x 16, 2 x 32 GB", expected="fit"
+)
 @pytest.mark.parametrize(
     ("features", "gpus", "gigabytes"), [(32, 2, 16), (64, 4, 16), (128, 2, 32)]
 )
@@ -42,6 +45,7 @@ def test_what_lamp_trains_fits(features: int, gpus: int, gigabytes: int) -> None
     assert whole_image(features, gpus, gigabytes).fits
 
 
+@pytest.mark.row("J4", "128 features on GPUs of 16 GB", expected="do not fit")
 def test_larger_ones_need_larger_gpus() -> None:
     peaks = [whole_image(size, 2, 32).peak_needed_bytes for size in (32, 64, 128)]
     assert peaks[0] < peaks[1] < peaks[2]

@@ -29,6 +29,7 @@ from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB, TFLOPS
 from tests.golden.priced import job_of, layout_of, machine_of, priced
+from tests.support.rows import Obtained
 
 SIXTEEN = precision("fp16", gradient="fp16")  # ZeRO's paper
 EIGHTEEN = precision("fp16", gradient="fp32")  # Megatron-LM
@@ -75,6 +76,11 @@ def state_bytes(count: float, ranks: int, zero: int, policy: Precision) -> float
     return float(found.parameters + found.gradients + found.optimizer)
 
 
+@pytest.mark.row(
+    "D5",
+    "GB of states, 7.5 B on 64, levels 0 to 3; 18 and 20 bytes",
+    expected="120, 31.4, 16.6, 1.9; 135; 150",
+)
 @pytest.mark.parametrize(
     ("policy", "gigabytes"),
     [
@@ -85,26 +91,45 @@ def state_bytes(count: float, ranks: int, zero: int, policy: Precision) -> float
     ids=["16", "18", "20"],
 )
 def test_figure_1_of_zero(
-    policy: Precision, gigabytes: tuple[float | None, ...]
+    policy: Precision, gigabytes: tuple[float | None, ...], obtained: Obtained
 ) -> None:
     """Rajbhandari et al. (SC 2020), Figure 1: 7.5 B parameters on 64 ranks."""
     for zero, wanted in enumerate(gigabytes):
         found = state_bytes(7.5e9, 64, zero, policy) / GB
+        if wanted is not None:
+            obtained(f"{found:.1f}")
         assert wanted is None or found == pytest.approx(wanted, abs=0.05)
 
 
-def test_a_trillion_parameters_on_1024_ranks() -> None:
+@pytest.mark.row(
+    "D7", "GB of states a rank, 1 T on 1,024", expected="15.6", evidence="computed"
+)
+def test_a_trillion_parameters_on_1024_ranks(obtained: Obtained) -> None:
     """The paper's section 5.4: 16 TB in all, 15.6 GB each at level 3."""
+    obtained(f"{state_bytes(1e12, 1024, 3, SIXTEEN) / GB:.1f}")
     assert state_bytes(1e12, 1024, 3, SIXTEEN) / GB == pytest.approx(15.6, abs=0.05)
 
 
-def test_gpt2_needs_24_gigabytes_of_states() -> None:
+@pytest.mark.row(
+    "G1",
+    "bytes a parameter; GB of states of 1.5 B",
+    expected="16; 24",
+    evidence="verified: ZeRO, section 3.1",
+)
+def test_gpt2_needs_24_gigabytes_of_states(obtained: Obtained) -> None:
     """ZeRO, section 3.1, after Micikevicius et al. (ICLR 2018): 16 bytes a parameter,
     of which 12 are the optimizer's: 1.5 B parameters need 24 GB, not the weights' 3."""
+    obtained(f"{SIXTEEN.state_bytes():g}; {state_bytes(1.5e9, 1, 0, SIXTEEN) / GB:g}")
     assert SIXTEEN.state_bytes() == 16
     assert state_bytes(1.5e9, 1, 0, SIXTEEN) == 24 * GB
 
 
+@pytest.mark.row(
+    "K2",
+    "bytes a parameter",
+    expected="16",
+    evidence="verified: fp32 weights, gradients, two moments",
+)
 def test_autocast_keeps_16_bytes_and_a_copy() -> None:
     """fp32 weights and gradients, two moments; the 16-bit weights are transient."""
     autocast = precision("amp-bf16")
@@ -114,6 +139,11 @@ def test_autocast_keeps_16_bytes_and_a_copy() -> None:
     assert float(found.transient) == 2e9
 
 
+@pytest.mark.row(
+    "I2",
+    "its estimators of ZeRO-2 and 3",
+    expected="2P + 18P/N; 18P/N + 4 of the largest layer",
+)
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 def test_deepspeeds_estimators(ranks: int) -> None:
     """`estimate_zero2_model_states_mem_needs`: 2P + 18P/N, and `zero3`: 18P/N, beside
@@ -188,26 +218,40 @@ def sent_bytes(
     return step_s(found, micro_batches) * (OUTER if across else inner)
 
 
-def test_volumes_of_the_levels_are_as_1_1_1_and_1_5() -> None:
+@pytest.mark.row("D7", "traffic of levels 0 to 3", expected="1 : 1 : 1 : 1.5")
+def test_volumes_of_the_levels_are_as_1_1_1_and_1_5(obtained: Obtained) -> None:
     """ZeRO, section 7: 2Ψ elements up to level 2 (reduce-scatter and all-gather make
     an all-reduce), 3Ψ at level 3, each times (N − 1)/N in a ring."""
     ranks = 8
     whole = 2 * COUNT * (ranks - 1) / ranks  # one pass of 16-bit numbers
     volumes = [sent_bytes(data_parallel(ranks, zero)) for zero in range(4)]
+    obtained(" : ".join(f"{one / volumes[0]:g}" for one in volumes))
     assert volumes == pytest.approx([2 * whole, 2 * whole, 2 * whole, 3 * whole])
 
 
-def test_accumulation_multiplies_the_traffic_of_levels_2_and_3() -> None:
+@pytest.mark.row(
+    "D6",
+    "traffic of 4 micro-batches, levels 0 to 3, in passes",
+    expected="2, 2, 5, 12",
+    evidence="computed",
+)
+def test_accumulation_multiplies_the_traffic_of_levels_2_and_3(
+    obtained: Obtained,
+) -> None:
     """Gradients are reduced every micro-batch, into the shard that is kept."""
     ranks, m = 8, 4
     whole = 2 * COUNT * (ranks - 1) / ranks
     volumes = [sent_bytes(data_parallel(ranks, zero), m) for zero in range(4)]
+    obtained(", ".join(f"{one / whole:.2f}" for one in volumes))
     assert volumes == pytest.approx(
         [2 * whole, 2 * whole, (m + 1) * whole, 3 * m * whole]
     )
 
 
-def test_bytes_that_cross_hosts_under_fsdp() -> None:
+@pytest.mark.row(
+    "D4", "bytes across hosts over M(W - 1)/W: replicated; sharded", expected="2; 3"
+)
+def test_bytes_that_cross_hosts_under_fsdp(obtained: Obtained) -> None:
     """Zhao et al. (VLDB 2023), section 3.2.2, M bytes on W ranks: 2M(W − 1)/W where
     all replicate, 3M(W − 1)/W where all shard."""
     ranks, whole = 64, 2 * COUNT
@@ -215,20 +259,34 @@ def test_bytes_that_cross_hosts_under_fsdp() -> None:
     for zero, times in ((0, 2), (3, 3)):
         alone_in_its_host = data_parallel(ranks, zero, tp=8)
         sent = sent_bytes(alone_in_its_host)
+        obtained(f"{sent / (whole * share):.3f}")
         assert sent == pytest.approx(times * whole * share)
 
 
-def test_bytes_that_cross_hosts_in_hybrid_shards() -> None:
+@pytest.mark.row(
+    "D4",
+    "bytes across hosts of hybrid shards, over 2M(W - 1)/(GW)",
+    expected="1 (a ring: W - G)",
+    evidence="derived",
+)
+def test_bytes_that_cross_hosts_in_hybrid_shards(obtained: Obtained) -> None:
     """Shards of M/G inside hosts of G ranks are all-reduced over W/G replicas. In a
     ring that is 2M(W − G)/(GW), a little below the paper's 2M(W − 1)/(GW)."""
     ranks, group, whole = 64, 8, 2 * COUNT
     hybrid = data_parallel(ranks, 3, group=group)
     sent = sent_bytes(hybrid, inner=1e30)
     assert sent == pytest.approx(2 * whole * (ranks - group) / (group * ranks))
+    obtained(f"{sent / (2 * whole * (ranks - 1) / (group * ranks)):.2f}")
     assert sent == pytest.approx(2 * whole * (ranks - 1) / (group * ranks), rel=0.12)
 
 
-def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
+@pytest.mark.row(
+    "D4",
+    "step of hybrid over full shards at 100 Gbit/s a node",
+    expected="under 1",
+    evidence="derived",
+)
+def test_hybrid_shards_win_where_hosts_are_far_apart(obtained: Obtained) -> None:
     """And cost memory: a shard of 8 is eight times that of 64."""
     slow = Figure(value=12.5, unit="Gbit/s", source="one port of 100 Gbit/s a node")
     far = cluster("dgx-a100-80gb").with_bandwidth(inter=slow)
@@ -237,6 +295,7 @@ def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
         priced(job, where, dp=64, zero=3, zero_group=group, recompute="full")
         for group in (8, 64)
     )
+    obtained(f"{hybrid.step_time_s / full.step_time_s:.2f}")
     assert hybrid.step_time_s < full.step_time_s
     assert float(hybrid.memory[0].optimizer) == 8 * float(full.memory[0].optimizer)
 

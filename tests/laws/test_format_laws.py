@@ -159,6 +159,12 @@ def read_back(target: str, files: Mapping[str, str], run: Run) -> tuple[Job, Lay
     return question.job, layout
 
 
+@pytest.mark.row(
+    "I2",
+    "layouts exported and read back, of each format",
+    expected="equal",
+    evidence="derived",
+)
 @pytest.mark.parametrize("target", FILES)
 def test_what_is_exported_is_read_back_as_it_was(target: str) -> None:
     if target == "accelerate":

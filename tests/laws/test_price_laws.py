@@ -69,6 +69,12 @@ def test_no_product_beats_the_datasheet(name: str, shape: tuple[int, ...]) -> No
     assert seconds >= 2 * batch * (m * k + k * n + m * n) / DEVICE.memory_bytes_per_s
 
 
+@pytest.mark.row(
+    "E11",
+    "half a product takes at least half as long",
+    expected="always",
+    evidence="derived",
+)
 @given(devices, dimension, dimension, dimension, st.sampled_from([0, 1, 2]))
 def test_halving_a_dimension_never_gains(
     name: str, m: int, n: int, k: int, axis: int

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.__main__ import main
+from tests.support.rows import Obtained
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 SMALL = ("--model", "gpt-350m", "--gpus", "8", "--global-batch", "64")
@@ -157,8 +158,14 @@ def test_nothing_is_written_where_one_target_cannot(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.row(
+    "C2",
+    "step of the plan over that of the ladder",
+    expected="at most 1",
+    evidence="derived: a plan is the best of its space",
+)
 def test_the_ladder_of_hugging_face_goes_to_accelerate(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, obtained: Obtained
 ) -> None:
     """Row C2: the ladder's choice exported, and never better than the plan."""
     question = ("--model", "gpt-6.7b", "--gpus", "16", "--global-batch", "256")
@@ -167,4 +174,6 @@ def test_the_ladder_of_hugging_face_goes_to_accelerate(
     ladder = answered(capsys, *question, *ours, "--search", "hf-ladder", *into)
     assert "FSDP" in ladder["exports"]["accelerate"]["accelerate.yaml"]
     best = answered(capsys, *question, *ours)
+    ratio = best["estimate"]["step_time_s"] / ladder["estimate"]["step_time_s"]
+    obtained(f"{ratio:.2f}")
     assert best["estimate"]["step_time_s"] <= ladder["estimate"]["step_time_s"]

@@ -140,6 +140,8 @@ def test_gpus_are_the_default_where_there_are_some(
 
 def test_a_file_is_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile.run(["--show", str(file)]) == 0
+    assert "backward-weight" not in capsys.readouterr().out
+    assert profile.run(["--show", str(file), "--details"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "quiet: calibration spread 1 %" in out

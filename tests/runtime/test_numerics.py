@@ -31,6 +31,15 @@ PARAMETERS = 2e-5
 UPDATES = 1e-3
 
 
+@pytest.mark.row(
+    "C1",
+    "loss of each layout after some steps, against one process",
+    expected="1e-5",
+    evidence="computed",
+)
+@pytest.mark.row(
+    "E1", "loss of tp = 2 and 4, against tp = 1", expected="1e-5", evidence="computed"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_layouts_train_like_one_process(world: int) -> None:

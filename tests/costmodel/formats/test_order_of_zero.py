@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from costmodel import simulate
 from costmodel.simulation import Estimate
+from tests.support.rows import Obtained
 
 LADDER = (
     ("DDP", 0, None),
@@ -44,8 +47,12 @@ def prices() -> dict[str, Estimate]:
     }
 
 
-def test_each_rung_needs_less_memory() -> None:
+@pytest.mark.row(
+    "I3", "memory down the ladder of ZeRO and offloading", expected="falls at each rung"
+)
+def test_each_rung_needs_less_memory(obtained: Obtained) -> None:
     peaks = [one.peak_memory_bytes for one in prices().values()]
+    obtained(" > ".join(f"{one / 1e9:.1f}" for one in peaks))
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == len(peaks)
 

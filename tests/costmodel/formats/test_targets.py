@@ -186,6 +186,12 @@ def test_deepspeed_of_the_trainer_says_auto_where_both_would_say_it() -> None:
     assert document["zero_optimization"]["stage"] == 1
 
 
+@pytest.mark.row(
+    "I6",
+    "degrees, batch, recompute and ZeRO in both sets of arguments",
+    expected="equal",
+    evidence="derived",
+)
 def test_two_megatrons_say_the_same() -> None:
     """Row I6: equal (t, p, d, v, micro-batch, batch, recompute, ZeRO)."""
     for choice in (THREE_D, Uniform(tp=2, pp=4, dp=8, zero_group=8, recompute="full"),

@@ -46,6 +46,12 @@ def compared(
     return compare_data_parallel(found, on)
 
 
+@pytest.mark.row(
+    "D1",
+    "DataParallel slower than DDP, GPU 0 the fullest",
+    expected="always",
+    evidence="derived: gathers and scatters go through GPU 0",
+)
 @given(
     name=st.sampled_from(("gpt-tiny", "gpt-125m", "gpt-1.3b", "mixtral-8x7b")),
     where=st.sampled_from(("dgx-a100-80gb", "dgx-h100", "a100-pcie", "l40s-8x")),

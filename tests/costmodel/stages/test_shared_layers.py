@@ -62,6 +62,12 @@ def test_a_stage_has_each_set_of_weights_once(group: int, pp: int) -> None:
     assert held(one, pp) == pytest.approx(np.array(sets) * each + ends)
 
 
+@pytest.mark.row(
+    "D2",
+    "all-reduces of the shared block a step on p = 4",
+    expected="one, of the block",
+    evidence="computed",
+)
 def test_a_shared_block_is_summed_over_its_stages_once_a_step() -> None:
     """ALBERT on four stages (Lan et al., ICLR 2020): beside the table that both ends
     hold, one all-reduce of the block's gradient over all four."""

@@ -49,6 +49,12 @@ def walk(posed: Problem, edits: int) -> list[Uniform]:
     return found
 
 
+@pytest.mark.row(
+    "F2",
+    "edits whose delta simulation is the full one, of two models",
+    expected="all of 1,000",
+    evidence="derived",
+)
 @pytest.mark.parametrize(
     "posed",
     [problem("gpt-mini", 8, global_batch=8), problem("mixtral-8x7b", 16)],

@@ -42,6 +42,12 @@ def slowest(parts: Sequence[Part], options: Sequence[Option]) -> float:
     )
 
 
+@pytest.mark.row(
+    "F4",
+    "dynamic program over stages and meshes, of all",
+    expected="the best",
+    evidence="computed",
+)
 @settings(max_examples=150, deadline=None)
 @given(menu=menus(), m=st.integers(1, 6), capacity=st.sampled_from([15.0, 40.0, inf]))
 def test_equals_the_best_of_all(

@@ -190,7 +190,7 @@ def test_the_first_screen_says_for_which_software(ask: Ask) -> None:
     _, out, _ = ask(*SMALL)
     assert "for meshwright's `execute`" in " ".join(out.split())
     _, out, _ = ask(*SMALL, "--framework", "nemo")
-    assert "for nemo (" in " ".join(out.split())
+    assert "for nemo " in " ".join(out.split())
     _, out, _ = ask(
         *SMALL,
         *("--framework", "deepspeed", "--schedule", "interleaved", "--any-mechanism"),

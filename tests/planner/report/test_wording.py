@@ -30,7 +30,7 @@ def test_what_was_looked_at_beside_the_space(
     capsys: pytest.CaptureFixture[str], framework: str, recompute: str
 ) -> None:
     pins = ("--framework", framework, "--tp", "2", "--pp", "2", "--zero", "1")
-    assert plan([*GPT, *pins], "plan") == 0
+    assert plan([*GPT, *pins, "--details"], "plan") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(rf"recompute {recompute} \([\d,]+ of [\d,]+ layouts", said), said
     assert "(other frameworks: --framework, or --compare-frameworks)" in said

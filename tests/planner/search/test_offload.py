@@ -34,6 +34,9 @@ def free(posed: Problem) -> Problem:
     return replace(posed, offloads_to="cpu")
 
 
+@pytest.mark.row(
+    "H8", "placement found, of all", expected="the best", evidence="derived"
+)
 @settings(max_examples=5, deadline=None)
 @given(
     gpus=st.sampled_from([1, 2]),

@@ -62,6 +62,12 @@ def with_waits(chain: Chain, execution: Execution, rate: float) -> float:
     )
 
 
+@pytest.mark.row(
+    "H6",
+    "joint program, of all schedules of short chains",
+    expected="the best",
+    evidence="computed",
+)
 @settings(deadline=None)
 @given(chains(most=4), st.integers(1, 30), RATES)
 def test_it_is_the_best_of_all_schedules(

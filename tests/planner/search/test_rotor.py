@@ -39,6 +39,12 @@ def test_without_records_it_is_revolve(
     assert found.seconds - links == steps == revolve(links, checkpoints)
 
 
+@pytest.mark.row(
+    "H3",
+    "chain program, of all schedules of short chains",
+    expected="the best",
+    evidence="computed",
+)
 @given(chains(), st.integers(1, 30))
 def test_it_is_the_best_of_all_schedules(chain: Chain, memory: int) -> None:
     ways = schedules(0, len(chain) - 1)

@@ -20,6 +20,7 @@ from profiles.models.catalog import model
 from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec
 from tests.support.blocks import block_of, block_problem, mlp
+from tests.support.rows import Obtained
 
 TP = mesh_axes(tp=8)
 WHOLE_SEQUENCES = DIMENSIONS - {"sequence"}
@@ -264,9 +265,18 @@ def test_communication_is_the_einsum_rules(rows: int) -> None:
     assert placed(problem) == pytest.approx(sent_bytes(problem, rows, columns))
 
 
+@pytest.mark.row(
+    "E12",
+    "ranks for rows, of 16, with 16, 160, 65,536 sequences",
+    expected="1; 4; 16",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("sequences", "best"), [(16, 1), (160, 4), (65536, 16)])
-def test_two_dimensions_send_least_in_between(sequences: int, best: int) -> None:
+def test_two_dimensions_send_least_in_between(
+    sequences: int, best: int, obtained: Obtained
+) -> None:
     """Few rows: width over all ranks. Many: batch. As much of one as of the other:
     both, which no layout of one dimension reaches."""
     sent = {rows: placed(network(rows, RANKS // rows, sequences)) for rows in FACTORS}
+    obtained(min(sent, key=sent.__getitem__))
     assert min(sent, key=sent.__getitem__) == best

@@ -15,6 +15,7 @@ from planner.sharding.intra_op import pose
 from profiles.errors import InvalidSpec
 from profiles.models.graph import Block
 from tests.support.blocks import attention, block_of, block_problem, mlp
+from tests.support.rows import Obtained
 
 PARTS = {
     "mlp": mlp("gpt-13b"),
@@ -23,14 +24,23 @@ PARTS = {
 }
 
 
+@pytest.mark.row(
+    "F3",
+    "recursive over optimal, MLP and attention, 2, 4, 8 ranks",
+    expected="1",
+    evidence="computed",
+)
 @pytest.mark.parametrize("ways", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", PARTS.values(), ids=PARTS)
-def test_it_equals_the_integer_program(block: Block, ways: int) -> None:
+def test_it_equals_the_integer_program(
+    block: Block, ways: int, obtained: Obtained
+) -> None:
     problem = block_problem(block, sequences=8)
     found = recursive(problem, ways)
     best = solve_choice(pose(levelled(problem, ways), SentBytes()).graph)
     assert best.status is Status.OPTIMAL
     assert found.status is Status.FEASIBLE
+    obtained(f"{found.value / best.value if best.value else 1:g}")
     assert found.value == pytest.approx(best.value)
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.commandline.terminal import console, emit_json, progress
+from profiles.commandline.progress_line import progress
+from profiles.commandline.terminal import console, emit_json
 from profiles.hardware.precisions import Format
 
 Capture = pytest.CaptureFixture[str]
@@ -90,8 +91,8 @@ def test_a_table_away_from_a_terminal_is_plain_and_wide(
 
 def test_what_is_not_the_answer_goes_to_stderr(capsys: Capture) -> None:
     console(stderr=True).print("counting")
-    with progress() as bars:
-        bars.add_task("counting", total=1)
+    with progress("counting") as advance:
+        advance(1, 2)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "counting\n")
 

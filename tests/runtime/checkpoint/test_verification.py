@@ -46,6 +46,12 @@ def test_what_is_as_it_was_written_passes(folder: Path) -> None:
     ]
 
 
+@pytest.mark.row(
+    "A4",
+    "one byte changed in any file of a checkpoint",
+    expected="named",
+    evidence="derived: the paper has none",
+)
 @given(st.data())
 def test_any_byte_that_changes_is_found_and_its_file_named(
     folder: Path, data: st.DataObject
