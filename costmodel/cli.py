@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,9 +13,12 @@ from costmodel.options import (
     ExportOptions,
     InferenceOptions,
     Pins,
+    SweepOptions,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
+    sweep_options,
 )
 from profiles.commandline import (
     LARGEST_SAMPLES,
@@ -33,8 +36,10 @@ from profiles.commandline import (
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     option,
+    progress,
     text,
     warn,
     without_defaults,
@@ -44,19 +49,38 @@ from profiles.files import require_apart, shown
 
 if TYPE_CHECKING:
     from costmodel.machine import Calibration
+    from costmodel.runs import Compared
     from costmodel.simulation import Estimate, Pricing
+
+
+PRICED_TOGETHER: Final = 256  # runs of a table, between two words of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What the command line asks for, beside the model and its layout."""
 
+    what_if: SweepOptions
     file: Path | None  # a layout
     runs: Path | None = option(
         type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
     )
     trace: Path | None = option(
-        type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
+        type=FilePath(),
+        metavar="FILE",
+        help="Write the step as a trace for ui.perfetto.dev: stages, streams, memory.",
+    )
+    memory_snapshot: Path | None = option(
+        type=FilePath(),
+        metavar="FILE",
+        help="Write the step's memory for pytorch.org/memory_viz (.pickle), or as "
+        ".json.",
+    )
+    compare: Path | None = option(
+        type=FilePath(),
+        metavar="TRACE",
+        help="Also: which actions took longer than priced, by the folder that "
+        "`execute --trace` wrote.",
     )
     out: Path | None = option(
         type=FilePath(), metavar="FILE", help="Write the layout file."
@@ -67,13 +91,6 @@ class Wish:
         metavar="FILE",
         help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
         "torchtitan's or Hugging Face's configuration. Options say what it does not.",
-    )
-    sweep: tuple[str, ...] = option(
-        default=(),
-        type=text,
-        multiple=True,
-        metavar="AXIS=V1,V2,…",
-        help="Price each value of a layout option; several: all combinations.",
     )
     tokens: float | None = option(
         type=Count(1, 1e18),
@@ -99,8 +116,8 @@ class Wish:
         default=False,
         flag="--compare-networks",
         is_flag=True,
-        help="Also: the layout on a network of full bisection, an oversubscribed and a "
-        "rail-only one, with switches, cost and power.",
+        help="Also: the layout on networks of full bisection, oversubscribed, "
+        "rail-only and with unlike NICs, with switches, cost and power.",
     )
     radix: int | None = option(
         type=IntRange(4, 1024),
@@ -131,6 +148,8 @@ class Wish:
         """Options that say something of one layout; None where they are left out."""
         return {
             "--trace": self.trace,
+            "--memory-snapshot": self.memory_snapshot,
+            "--compare": self.compare,
             "--out": self.out,
             "--tokens": self.tokens,
             "--rampup-batch-size": self.rampup,
@@ -158,19 +177,25 @@ class Wish:
             {
                 "--out": self.out,
                 "--trace": self.trace,
+                "--memory-snapshot": self.memory_snapshot,
                 "--report": self.report,
                 "--save-calibration": learning.save_calibration,
+                **self.what_if.outputs,
             },
-            (self.file, self.source, self.runs, *job.files, *learning.files),
+            (
+                *(self.file, self.source, self.runs, self.compare),
+                *(*job.files, *learning.files),
+            ),
         )
         if self.file is not None and self.source is not None:
             raise Contradiction(
                 "--from reads a file in place of a layout file; give one"
             )
+        self.what_if.require_sweep()
         if self.runs is not None:
-            swept = {"--sweep": self.sweep or None}
+            swept = {"--sweep": self.what_if.sweep or None}
             _require_of_one("--runs", {**self.of_one_layout, **swept})
-        elif self.sweep:
+        elif self.what_if.sweep:
             _require_of_one("--sweep", {**self.of_one_layout, "--report": self.report})
             if self.file is not None:
                 raise Contradiction("--sweep changes layout options, not a layout file")
@@ -201,6 +226,7 @@ class Wish:
 @inference_options
 @export_options
 @calibration_options
+@sweep_options
 @collected("Answers", Wish, "wish")
 def simulate(
     job: JobOptions,
@@ -220,13 +246,17 @@ def simulate(
         job, pins = without_defaults(job), without_defaults(pins)
     if wish.runs is not None:
         wish = without_defaults(wish, _of_one_layout())
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
     if inference.inference:
         from costmodel.inference import answer
 
-        answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
+        shown = {"as_json": wish.as_json, "details": wish.details}
+        answer(job, pins, inference, wish.what_if, **shown)
         return
     wish.require_consistent(job, learning)
     _require_exports(exporting, wish)
@@ -238,8 +268,8 @@ def simulate(
                 "the model and layout options out"
             )
         _runs(wish.runs, wish.report, calibration, as_json=wish.as_json)
-    elif wish.sweep:
-        _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
+    elif wish.what_if.sweep:
+        _sweep(job, pins, wish.what_if, calibration, as_json=wish.as_json)
     else:
         _one(job, pins, wish, exporting, calibration)
 
@@ -278,7 +308,7 @@ def _require_exports(exporting: ExportOptions, wish: Wish) -> None:
         return
     from costmodel.formats import require_targets
 
-    if wish.runs is not None or wish.sweep:
+    if wish.runs is not None or wish.what_if.sweep:
         _require_of_one(
             "--runs" if wish.runs is not None else "--sweep", {"--export": True}
         )
@@ -303,6 +333,7 @@ def _one(
 ) -> None:
     """The estimate of one layout, and the files it is written to."""
     from costmodel.report import RADIX, extras
+    from profiles.files import write_text
 
     priced, members = _priced(job, pins, wish, calibration)
     found = _counted(priced.estimate, wish.convention)
@@ -316,7 +347,9 @@ def _one(
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
         )
     )
-    drawn = None if wish.report is None else _page(found, priced)
+    if wish.compare is not None:
+        more.append(_compared(wish.compare, found))
+    drawn = list(_files(wish, found, priced))
     if exporting.targets:
         from costmodel.formats import exported
 
@@ -324,25 +357,14 @@ def _one(
         members["exports"] = files.document
         for line in files.words if not wish.as_json else ():
             warn(line)
-    if wish.trace is not None:
-        _write_trace(wish.trace, found)
     if wish.out is not None:
         priced.write(wish.out)
-    if wish.report is not None and drawn is not None:
-        from profiles.files import write_text
-
-        write_text(wish.report, drawn)
+    for file, content in drawn:
+        write_text(file, content)
     members |= _member(calibration)
     _show(found, more, members, as_json=wish.as_json, details=wish.details)
     if not wish.as_json:
         _show_calibration(calibration)
-
-
-def _page(found: Estimate, priced: Pricing) -> str:
-    """The page of one layout; made before any file is written."""
-    from costmodel.pages import estimate_page
-
-    return estimate_page(found, priced.on.cluster)
 
 
 def _priced(
@@ -387,11 +409,30 @@ def _counted(found: Estimate, name: str | None) -> Estimate:
     return replace(found, counted=convention(name))
 
 
-def _write_trace(trace: Path, found: Estimate) -> None:
-    from costmodel.report import chrome_trace
-    from profiles.files import write_text
+def _files(
+    wish: Wish, found: Estimate, priced: Pricing
+) -> Iterator[tuple[Path, str | bytes]]:
+    """What is written of one layout, made before any of it is."""
+    if wish.trace is not None:
+        from costmodel.trace import priced_trace, trace_text
 
-    write_text(trace, chrome_trace(found))
+        yield wish.trace, trace_text(priced_trace(found))
+    if wish.memory_snapshot is not None:
+        from costmodel.trace import snapshot_bytes
+
+        yield wish.memory_snapshot, snapshot_bytes(wish.memory_snapshot, found)
+    if wish.report is not None:
+        from costmodel.pages import estimate_page
+
+        yield wish.report, estimate_page(found, priced.on.cluster)
+
+
+def _compared(trace: Path, found: Estimate) -> tuple[str, Any, Any]:
+    """The measured trace beside the priced one: a member of the document, a table."""
+    from costmodel.trace import compared, comparison_table, priced_trace, read_trace
+
+    both = compared(priced_trace(found), read_trace(trace))
+    return "compared", both.document(), comparison_table(both)
 
 
 def _show(
@@ -414,7 +455,9 @@ def _show(
     screen.print(estimate_view(found, details=details))
     for _, _, rows in more:
         screen.print()
-        screen.print(pairs_table(rows))
+        screen.print(pairs_table(rows) if isinstance(rows, tuple) else rows)
+    if not details:
+        screen.print(hint("all assumed values, and memory of every stage"))
 
 
 def _member(calibration: Calibration | None) -> dict[str, Any]:
@@ -434,28 +477,47 @@ def _show_calibration(calibration: Calibration | None) -> None:
 def _sweep(
     job: JobOptions,
     pins: Pins,
-    axes: tuple[str, ...],
+    what_if: SweepOptions,
     calibration: Calibration | None,
     *,
     as_json: bool,
 ) -> None:
+    """An estimate for each point, as a table, as files, or as one document."""
     from costmodel.machine import cluster_called, cluster_name, read_profile
-    from costmodel.report import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.simulation import priced, resolve
+    from costmodel.sweep import (
+        CELLS,
+        COLUMNS,
+        changed,
+        csv_text,
+        points,
+        show_sweep,
+        sweep,
+    )
     from profiles import load_model
+    from profiles.files import write_text
 
-    job.require("model")
     profile = read_profile(job.profile)
-    named = cluster_name(job.cluster, profile)
-    where = cluster_called(named, profile.samples if profile else None)
-    known = load_model(job.model or "", seq_len=job.seq_len)
+    samples = profile.samples if profile else None
 
-    def price(job: JobOptions, pins: Pins) -> Estimate:
+    def price(point: Mapping[str, Any], job: JobOptions, pins: Pins) -> Estimate:
+        job.require("model")
+        known = load_model(job.model or "", seq_len=job.seq_len)
+        named = cluster_called(cluster_name(job.cluster, profile), samples)
+        where = changed(named, point)
         return priced(resolve(known, where, job, pins, profile, calibration))
 
-    of = len(list(points(axes)))
-    rows = list(counted(sweep(axes, (job, pins), price), of, "sweeping"))
-    show_sweep(rows, SWEEP_COLUMNS, more=_member(calibration), as_json=as_json)
+    of = len(list(points(what_if.sweep)))
+    priced_each = sweep(what_if.sweep, (job, pins), price)
+    rows = list(counted(priced_each, of, "sweeping"))
+    if what_if.plot is not None:
+        from costmodel.pages import sweep_page
+
+        drawn = sweep_page(rows)
+        write_text(what_if.plot, drawn)
+    if what_if.csv is not None:
+        write_text(what_if.csv, csv_text(rows, CELLS))
+    show_sweep(rows, COLUMNS, more=_member(calibration), as_json=as_json)
     if not as_json:
         _show_calibration(calibration)
 
@@ -469,9 +531,13 @@ def _runs(
 ) -> None:
     from costmodel.runs import compare, document, read_runs, whole_summary
 
+    compared: list[Compared] = []
     asked = list(read_runs(runs))
-    priced = counted(compare(asked, calibration), len(asked), "pricing")
-    compared = list(priced)
+    with progress("pricing") as advance:
+        for first in range(0, len(asked), PRICED_TOGETHER):
+            some = asked[first : first + PRICED_TOGETHER]
+            compared += compare(some, calibration)
+            advance(len(compared), len(asked))
     summary = whole_summary(compared)
     if report is not None:
         from costmodel.machine import load_coefficients

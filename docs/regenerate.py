@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import gpu_steps
 from docs.architecture import drawing, table
-from docs.pictures import pictures
+from docs.draw import pictures
 from docs.support_tables import frameworks_table, support_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def output_of(command: str) -> str:
     done = subprocess.run(
         [str(beside / program), *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "88", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,

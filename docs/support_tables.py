@@ -57,16 +57,13 @@ def _said(name: str, values: tuple[str, ...]) -> str:
 
 
 def _answers(rows: Iterable[Row]) -> Iterator[str]:
-    """Neighbours that are executed in one line, each other with its reason."""
+    """Neighbours with one answer in one line; a refusal says its reason itself."""
     for answer, some in groupby(rows, lambda row: row.answer):
         if answer == YES:
             found = _summarised([row.when for row in some])
             yield f"{answer}: {'; '.join(map(together, found))}"
         else:
-            yield from (
-                f"{answer}: {together(row.when)} ({row.reason.partition(': ')[0]})"
-                for row in some
-            )
+            yield f"{answer}: {'; '.join(together(row.when) for row in some)}"
 
 
 def _summarised(several: Iterable[When]) -> list[When]:

@@ -6,18 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from costmodel.options import (
     ExportOptions,
     InferenceOptions,
     Pins,
     export_options,
+    for_inference,
     inference_options,
     layout_options,
+    sweep_options,
 )
 from planner.inference import LatencyOptions, latency_options
 from planner.options import (
-    TOP,
     Around,
     Wish,
     around_options,
@@ -31,9 +33,11 @@ from profiles.commandline import (
     command,
     complete_models,
     console,
+    counted,
     emit_json,
     flags,
     given,
+    hint,
     job_options,
     premise,
     text,
@@ -79,6 +83,7 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 @latency_options
 @calibration_options
 @around_options
+@sweep_options
 @search_options
 def plan(
     job: JobOptions,
@@ -106,11 +111,15 @@ def plan(
         wish = replace(without_defaults(wish), around=without_defaults(around))
     if around.days is not None or around.budget is not None:
         job = without_defaults(job, ["gpus"])
+    if inference.inference:
+        job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
+        wish = replace(wish, around=for_inference(wish.around))
+        learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
     if inference.inference:
-        from planner.inference import answer
+        from planner.inference import Shown, answer
 
         answer(
             job,
@@ -118,8 +127,7 @@ def plan(
             inference,
             latency,
             wish.sizes,
-            top=wish.top,
-            as_json=wish.as_json,
+            shown=Shown(top=wish.top, as_json=wish.as_json, details=wish.details),
         )
         return
     latency.require_inference()
@@ -165,7 +173,6 @@ def _train(
         compare,
         present_of,
         probe_outputs,
-        refuse_beside,
         refuse_beside_diff,
         suited,
     )
@@ -192,18 +199,45 @@ def _train(
         _refuse_beside_diff(learning)
         compare(around.diff, job, pins, as_json=wish.as_json)
         return
-    if wish.sizes:
-        more = {"export": bool(given(exporting))}
-        refuse_beside("several numbers of --gpus", wish, **more)
+    _require_range(wish, exporting)
     suits, wish = suited(job, wish, exporting)
     now = present_of(suits, pins, learning, around)
     asked = _asked(now.job if now else suits, without_auto(pins), learning, wish, now)
     implied = {} if suits == job else {"framework": suits.framework}
     planning = Planning(asked=asked, pins=pins, wish=wish, implied=implied)
-    if wish.sizes:
+    if _ranges(wish):
         _several(planning)
     else:
         _one_plan(*_sized(planning), exporting, now)
+
+
+def _ranges(wish: Wish) -> list[str]:
+    """The ways in which several plans are asked for."""
+    around = wish.around
+    asked = {
+        "several numbers of --gpus": wish.sizes or around.scaling,
+        "--sweep": wish.what_if.sweep,
+        "--versus": around.versus,
+    }
+    return [name for name, value in asked.items() if value]
+
+
+def _require_range(wish: Wish, exporting: ExportOptions) -> None:
+    """Raise Contradiction for several ways of asking for several plans, and for what
+    is about one."""
+    from planner.queries import refuse_beside
+
+    several = _ranges(wish)
+    if len(several) > 1:
+        raise Contradiction(
+            f"{' and '.join(several)} each ask for several plans; give one of them "
+            "(--sweep takes gpus and cluster too)"
+        )
+    for what in several:
+        tokens = wish.around.tokens is not None and what == "--sweep"
+        refuse_beside(what, wish, export=bool(given(exporting)), tokens=tokens)
+    if not several and any(wish.what_if.outputs.values()):
+        wish.what_if.require_sweep(of_several="--sweep, several --gpus or --versus")
 
 
 def _sized(planning: Planning) -> tuple[Planning, Beside]:
@@ -226,8 +260,8 @@ def _sized(planning: Planning) -> tuple[Planning, Beside]:
 
 
 def _several(planning: Planning) -> None:
-    """A plan for each of several numbers of GPUs."""
-    from planner.queries import answer_each
+    """A plan for each of several numbers of GPUs, points of a sweep, or clusters."""
+    from planner.what_if import answer_sizes, answer_sweep, answer_versus
 
     asked, wish = planning.asked, planning.wish
     if asked.calibration is not None:
@@ -235,15 +269,14 @@ def _several(planning: Planning) -> None:
 
         for line in calibration_lines(asked.calibration):
             warn(line)
-    answer_each(
-        wish.sizes,
-        planning.posed,
-        planning.solved,
-        asked.where,
-        wish.around.tokens,
-        limits=planning.limits,
-        as_json=wish.as_json,
-    )
+    what_if, as_json = wish.what_if, wish.as_json
+    if what_if.sweep:
+        answer_sweep(planning, what_if, as_json=as_json)
+    elif wish.around.versus:
+        others = [one.strip() for one in wish.around.versus.split(",")]
+        answer_versus(planning, others, what_if, as_json=as_json)
+    else:
+        answer_sizes(planning, what_if, as_json=as_json)
 
 
 def _one_plan(
@@ -374,9 +407,8 @@ def _others(problem: Problem, wish: Wish) -> list[Solution]:
 
     limit_s = COMPARE_S if wish.time_limit is None else wish.time_limit
     found = []
-    for name in SEARCHES if wish.compare_searches else ():
-        if name == wish.search:
-            continue
+    names = [one for one in SEARCHES if wish.compare_searches and one != wish.search]
+    for name in counted(names, len(names), "searches"):
         try:
             found.append(searched(problem, name, limits_from_now(limit_s, 0)))
         except (OutOfTime, Unsupported) as error:
@@ -400,9 +432,9 @@ def _require_found(
 
 def _screen(solution: Solution, wish: Wish) -> Solution:
     """With as many runners-up as a screen shows, if --top does not say how many."""
-    most = len(solution.runners_up)
-    if not wish.details and wish.top == TOP:
-        most = SHOWN
+    source = click.get_current_context().get_parameter_source("top")
+    few = not wish.details and source is ParameterSource.DEFAULT
+    most = SHOWN if few else wish.top
     return replace(solution, runners_up=solution.runners_up[:most])
 
 
@@ -427,6 +459,8 @@ def _show(
     if len(compared) > 1:
         screen.print()
         screen.print(searches_table(posed.problem, compared))
+    if not details:
+        screen.print(hint("the proof, what was searched, and all assumed values"))
 
 
 def _document(

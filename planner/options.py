@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from costmodel.options import SweepOptions
 from profiles.commandline import (
     Choice,
     Count,
@@ -25,12 +26,12 @@ from profiles.commandline import (
 )
 
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+SCALINGS: Final = ("weak", "strong")
 SEARCHES: Final = (  # of `planner.search`, which help does not load
     *("branch-and-bound", "exhaustive", "mcmc", "megatron", "hf-ladder", "fsdp"),
     *("deepspeed", "2bw", "pipedream", "recursive"),
 )
 OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
-TOP: Final = 5
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
@@ -109,6 +110,17 @@ class Around:
         help="Also: each operator's best sharding on the layout's mesh, by integer "
         "program.",
     )
+    versus: str | None = option(
+        type=text,
+        metavar="CLUSTER,…",
+        help="The same job planned on other clusters too: time, cost, energy, and the "
+        "price at which each breaks even.",
+    )
+    scaling: str | None = option(
+        type=Choice(SCALINGS),
+        help="A scaling curve over several --gpus, by default from a node to 131,072: "
+        "strong keeps the global batch, weak that of each GPU.",
+    )
     compare_frameworks: bool = option(
         default=False,
         is_flag=True,
@@ -122,10 +134,11 @@ class Wish:
     layout."""
 
     around: Around
+    what_if: SweepOptions
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
     objective: str = option(default="throughput", type=Choice(OBJECTIVES))
     top: int = option(
-        default=TOP,
+        default=5,
         type=IntRange(0, MOST_RUNNERS_UP),
         metavar="K",
         help="Runners-up to name.",
@@ -197,9 +210,10 @@ class Wish:
     @property
     def of_training(self) -> list[str]:
         """Options that were given and say nothing of inference."""
-        kept = ("top", "details", "sizes", "as_json", "around")
-        both: list[tuple[Any, Any]] = [(self, one) for one in fields(self)]
-        both += [(self.around, one) for one in fields(self.around)]
+        kept = ("top", "details", "sizes", "as_json", "around", "what_if")
+        both: list[tuple[Any, Any]] = [
+            (of, one) for of in (self, self.around, self.what_if) for one in fields(of)
+        ]
         return [
             f"--{one.name.replace('_', '-')}"
             for of, one in both

@@ -18,7 +18,6 @@ from profiles.commandline import (
     console,
     emit_json,
     given,
-    premise,
     warn,
 )
 from profiles.errors import Contradiction
@@ -52,9 +51,12 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
         "--days": around.days is not None,
         "--budget": around.budget is not None,
         "--from": around.source is not None,
+        "--versus": bool(around.versus),
+        "--scaling": around.scaling is not None and "--gpus" not in what,
+        "--sweep": bool(wish.what_if.sweep),
     }
     for flag, said in flags.items():
-        if said:
+        if said and flag != what:
             raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
 
 
@@ -194,40 +196,6 @@ def compare(
         emit_json(difference_document(found, files))
     else:
         console().print(difference_view(found))
-
-
-def answer_each(
-    sizes: tuple[int, ...],
-    pose: Callable[[int], Posed],
-    solved: Callable[[Problem, Limits], Solution],
-    where: str,
-    tokens: float | None,
-    *,
-    limits: Callable[[], Limits],
-    as_json: bool,
-) -> None:
-    """A plan for each number of GPUs, within *limits* of its own; raises what was wrong
-    where none has one, in what the last one left of its time."""
-    from planner.analysis import diagnose, plans
-    from planner.report import sizes_document, sizes_table, sizes_words
-
-    rows = list(plans(sizes, pose, solved, limits))
-    document = sizes_document(rows, where, tokens)
-    if not any(row.estimate for row in rows):
-        premise(document)
-        sound = [row for row in rows if row.posed is not None]
-        if sound and sound[-1].posed is not None:
-            raise diagnose(sound[-1].posed.problem, sound[-1].limits)
-        raise next(row.error for row in rows if row.error is not None)
-    for row in rows:
-        for line in row.posed.warnings if row.posed else ():
-            warn(f"{row.gpus} GPUs: {line}")
-    if as_json:
-        emit_json(document)
-        return
-    screen = console()
-    screen.print(sizes_table(rows, tokens))
-    screen.print(sizes_words(rows, tokens))
 
 
 def wanted_runners_up(wish: Wish) -> int:

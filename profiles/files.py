@@ -184,8 +184,9 @@ def _types_of(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
-def write_text(path: Path | str, text: str) -> None:
-    """Put a UTF-8 file at *path*, whole or not at all: write beside it, then rename.
+def write_text(path: Path | str, text: str | bytes) -> None:
+    """Put a file (of text in UTF-8) at *path*, whole or not at all: write beside it,
+    then rename.
 
     What was there stays if anything fails. A symbolic link is followed.
     Raises InvalidFile if the folder is missing or closed, the disk is full, or *path*
@@ -193,7 +194,7 @@ def write_text(path: Path | str, text: str) -> None:
     """
     name = shown(path)
     try:
-        content = text.encode()
+        content = text if isinstance(text, bytes) else text.encode()
         target = Path(os.path.realpath(path))
         mode = _mode_of(target, name)
         with _beside(target) as (descriptor, beside):

@@ -8,16 +8,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
-from docs.pictures import pictures
+from docs.draw import pictures
+from tests.support.browser import browser, watched
 
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src"}
 
@@ -65,13 +69,15 @@ class Loaded(HTMLParser):
             self.found.append(where)
 
 
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
-@pytest.mark.skipif(find_spec("material") is None, reason="mkdocs-material is missing")
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(
-    root: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site; skips where it cannot be built."""
+    for name in ("mkdocs", "material"):
+        if find_spec(name) is None:
+            pytest.skip("mkdocs-material is not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)],
         cwd=root,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
@@ -79,9 +85,40 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    assert (tmp_path / "search/search_index.json").exists()
-    for page in tmp_path.rglob("*.html"):
+    return folder
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    assert (site / "search/search_index.json").exists()
+    for page in site.rglob("*.html"):
         found = Loaded(page.read_text()).found
         assert [one for one in found if re.match(r"(https?:)?//", one)] == []
-    for style in tmp_path.rglob("*.css"):
+    for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text())
+
+
+@pytest.mark.parametrize(("wide", "scheme"), [(1280, "light"), (390, "dark")])
+def test_in_a_browser_it_fits_and_its_search_finds(
+    site: Path, wide: int, scheme: str
+) -> None:
+    quiet = partial(Quiet, directory=str(site))
+    with browser() as started, ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        settings = {"viewport": {"width": wide, "height": 800}, "color_scheme": scheme}
+        page, complaints, loaded = watched(started, **settings)
+        here = f"http://127.0.0.1:{server.server_port}/"
+        for name in ("plan", "concepts", "comparison", "index"):
+            page.goto(f"{here}{name}.html")
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth") <= wide
+        page.goto(f"{here}index.html?q=zero-bubble")
+        page.wait_for_selector(".md-search-result__item")
+        assert complaints == []
+        assert [one for one in loaded if not one.startswith((here, "data:"))] == []
+        page.close()
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,18 +15,30 @@ from costmodel.inference.estimate import (
 from costmodel.inference.pools import Pools, pools
 from costmodel.inference.question import resolve
 from costmodel.inference.speculation import Speculation, speculation
-from costmodel.options import InferenceOptions, Pins
+from costmodel.options import (
+    InferenceOptions,
+    Pins,
+    SweepOptions,
+    inference_options,
+)
 from costmodel.report import (
     assumed_words,
     breakdown_words,
     bytes_table,
     pairs_table,
+)
+from costmodel.sweep import (
+    CLUSTER_AXES,
+    OF_TRAINING,
+    changed,
+    csv_text,
     show_sweep,
     sweep,
 )
 from profiles import load_model
-from profiles.commandline import JobOptions, console, emit_json, warn
+from profiles.commandline import JobOptions, console, emit_json, hint, warn
 from profiles.errors import Contradiction, InvalidSpec
+from profiles.files import write_text
 from profiles.hardware import DEFAULT_CLUSTER, Cluster, cluster
 from profiles.models import Model
 from profiles.units import format_bytes, format_seconds
@@ -53,43 +65,56 @@ _COLUMNS: Final = {
 
 
 def inference_view(
-    found: InferenceEstimate, supposed: Sequence[tuple[str, str]] = ()
+    found: InferenceEstimate,
+    supposed: Sequence[tuple[str, str]] = (),
+    *,
+    more: str = "",
+    details: bool = False,
 ) -> Group:
-    """Everything `simulate --inference` shows; what is *supposed* beside it too."""
+    """What `simulate --inference` shows: a sentence that ends with *more*, what is
+    *supposed* beside it and, with *details*, the rest."""
     from rich.console import Group
     from rich.text import Text
 
     asked = found.asked
-    batch = asked.job.global_batch
-    title = Text(
-        f"{asked.job.model} served by {found.gpus} × {asked.machine.device.name}: "
-        f"{batch} sequence{'' if batch == 1 else 's'} of {asked.prompt_len:,} + "
-        f"{asked.new_tokens:,} tokens",
-        style="bold",
-    )
     rows = [
         ("layout", layout_words(found)),
         ("prefill", _prefill_words(found)),
         ("decode", _decode_words(found)),
-        ("", _least_words(found)),
+        *([("", _least_words(found))] if details else []),
         ("answers", _answers_words(found)),
         ("peak memory", _memory_words(found)),
-        (
-            "KV cache",
-            f"{token_bytes(asked):,.0f} bytes a token ({asked.cache.value})",
-        ),
-        ("prefill breakdown", breakdown_words(_parts(found.prefill))),
-        ("decode breakdown", breakdown_words(found.decode.breakdown_s(found.step_s))),
+        *(_detail_rows(found) if details else ()),
         *supposed,
     ]
     if asked.assumed:
-        rows.append(("assumed", assumed_words(asked.assumed)))
+        rows.append(("assumed", assumed_words(asked.assumed, details=details)))
+    held = [one.document() for one in found.held]
     return Group(
-        title,
+        Text(_sentence(found) + more + ".", style="bold"),
         pairs_table(rows),
         Text(),
-        bytes_table([one.document() for one in found.held], _COLUMNS),
+        bytes_table(held, _COLUMNS, 8 if details else 3, gaps=details),
     )
+
+
+def _sentence(found: InferenceEstimate) -> str:
+    """The answer, in one."""
+    asked, batch = found.asked, found.asked.job.global_batch
+    several = "" if batch == 1 else "s"
+    return (
+        f"{asked.job.model} on {found.gpus:,} × {asked.machine.device.name} serves "
+        f"{batch:,} sequence{several} of {asked.prompt_len:,} + {asked.new_tokens:,} "
+        f"tokens at {batch / found.step_s:,.0f} tokens/s"
+    )
+
+
+def _detail_rows(found: InferenceEstimate) -> Iterator[tuple[str, str]]:
+    cached = f"{token_bytes(found.asked):,.0f} bytes a token"
+    decode = found.decode.breakdown_s(found.step_s)
+    yield "KV cache", f"{cached} ({found.asked.cache.value})"
+    yield "prefill breakdown", breakdown_words(_parts(found.prefill))
+    yield "decode breakdown", breakdown_words(decode)
 
 
 def _parts(passed: Passed) -> dict[str, float]:
@@ -162,6 +187,7 @@ AXES: Final = (
     *("gpus", "seq-len", "prompt-len", "new-tokens", "global-batch"),
     *("tp", "pp", "dp", "ep", "micro-batch", "micro-batches"),
     *("precision", "kv-cache-dtype", "quantization", "group-size"),
+    *(name.replace("_", "-") for name in CLUSTER_AXES),
 )
 SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
     "first token": lambda found: format_seconds(float(found.prefill.latency_s)),
@@ -173,29 +199,50 @@ SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
     "peak memory": lambda found: format_bytes(found.peak_memory_bytes),
     "fits": lambda found: "yes" if found.fits else "no",
 }
+SWEEP_CELLS: Final[Mapping[str, Callable[[InferenceEstimate], Any]]] = {
+    "first_token_s": lambda found: float(found.prefill.latency_s),
+    "step_s": lambda found: found.step_s,
+    "tokens_per_s": lambda found: found.asked.job.global_batch / found.step_s,
+    "peak_memory_bytes": lambda found: found.peak_memory_bytes,
+    "fits": lambda found: found.fits,
+}
 
 
 def answer(
     job: JobOptions,
     pins: Pins,
     options: InferenceOptions,
-    axes: Sequence[str],
+    what_if: SweepOptions,
     *,
     as_json: bool,
+    details: bool = False,
 ) -> None:
     """Print the estimate of the command line's question, or those along *axes*, as a
     table or one JSON document."""
     job.require("model")
+    what_if.require_sweep()
     named = load_model(job.model or "", seq_len=job.seq_len)
     where = cluster(job.cluster or DEFAULT_CLUSTER)
     price = partial(_priced, named, where)
-    if axes:
+    if what_if.sweep:
         options.require_no_what_if()
-        wrong = (Contradiction, InvalidSpec)
-        rows = list(sweep(axes, (job, pins, options), price, AXES, wrong))
+        if what_if.plot is not None:
+            raise Contradiction("--plot is of training; write --csv, or leave it out")
+        rows = list(
+            sweep(
+                what_if.sweep,
+                (job, pins, options),
+                price,
+                known=AXES,
+                groups={**OF_TRAINING, InferenceOptions: inference_options},
+                refused=(Contradiction, InvalidSpec),
+            )
+        )
+        if what_if.csv is not None:
+            write_text(what_if.csv, csv_text(rows, SWEEP_CELLS))
         show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
         return
-    found = price(job, pins, options)
+    found = price({}, job, pins, options)
     supposed = _supposed(found, options)
     if as_json:
         members = {name: one.document() for name, one in supposed.items()}
@@ -204,7 +251,10 @@ def answer(
     for line in found.warnings:
         warn(line)
     said = [_WORDS[name](one) for name, one in supposed.items()]
-    console().print(inference_view(found, said))
+    screen = console()
+    screen.print(inference_view(found, said, details=details))
+    if not details:
+        screen.print(hint("breakdowns, the KV cache and all assumed values"))
 
 
 def _supposed(found: InferenceEstimate, options: InferenceOptions) -> dict[str, Any]:
@@ -250,5 +300,7 @@ _WORDS: Final[Mapping[str, Callable[[Any], tuple[str, str]]]] = {
 }
 
 
-def _priced(model: Model, cluster: Cluster, *asked: Any) -> InferenceEstimate:
-    return inference_estimate(resolve(model, cluster, *asked))
+def _priced(
+    model: Model, cluster: Cluster, point: Mapping[str, Any], *asked: Any
+) -> InferenceEstimate:
+    return inference_estimate(resolve(model, changed(cluster, point), *asked))

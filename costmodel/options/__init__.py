@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         CACHE_FORMATS,
         QUANTIZATIONS,
         InferenceOptions,
+        for_inference,
         inference_options,
     )
     from costmodel.options.pins import (
@@ -19,5 +20,6 @@ if TYPE_CHECKING:
         layout_options,
         pins_cut,
     )
+    from costmodel.options.sweep import SweepOptions, sweep_options
 
 __all__, __getattr__ = public(__name__, __file__)

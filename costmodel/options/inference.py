@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, TypeVar
 
 from costmodel.options.pins import Pins
 from profiles.commandline import (
@@ -18,6 +18,7 @@ from profiles.commandline import (
     option,
     switch,
     text,
+    without_defaults,
 )
 from profiles.errors import Contradiction, Unsupported
 
@@ -29,6 +30,15 @@ TAKEN: Final = (
     *("tp", "pp", "dp", "ep", "micro_batch", "micro_batches"),
     *("flash_attention", "imbalance"),
 )
+
+
+Options = TypeVar("Options")
+
+
+def for_inference(options: Options) -> Options:
+    """*options* without what only a file of defaults says, and is training's."""
+    names = {one.name for one in fields(options)}  # type: ignore[arg-type]
+    return without_defaults(options, names - {*TAKEN, "top", "details"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

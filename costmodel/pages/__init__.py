@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         script,
         style,
     )
+    from costmodel.pages.curves import MOST_LINES, Curves, curves_page
     from costmodel.pages.fragments import (
         Section,
         chart,
@@ -24,5 +25,6 @@ if TYPE_CHECKING:
     )
     from costmodel.pages.page import estimate_page, whole_page
     from costmodel.pages.series import MOST_ACTIONS, encoded, estimate_series
+    from costmodel.pages.sweep import sweep_page
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -121,6 +121,7 @@ const Meshwright = (() => {
     range.setv({ start, end, reset_start: start, reset_end: end });
   }
   const fill = {
+    curves(data, name) { legend(name, data.legend); },
     timeline(data) {
       actions = { start: decoded(data.start_s), length: decoded(data.seconds),
         kind: decoded(data.kind), stage: decoded(data.stage),
@@ -262,7 +263,7 @@ const Meshwright = (() => {
   }
   function show(series) {
     for (const [name, data] of Object.entries(series))
-      if (charts[name] && data) fill[name](data);
+      if (charts[name] && data) (fill[name] ?? fill.curves)(data, name);
   }
   async function start() {
     const text = document.getElementById("charts");

@@ -66,13 +66,14 @@ def figures(names: Iterable[str]) -> dict[str, Any]:
     return {name: json_item(makers[name]()) for name in names}
 
 
-def _blank(name: str, x: str, y: str, tools: str = _TOOLS, **more: Any) -> figure:
+def blank(name: str, x: str, y: str, tools: str = _TOOLS, **more: Any) -> figure:
+    """A figure without anything in it; of another name than ours 320 pixels high."""
     from bokeh.models import BasicTickFormatter, WheelZoomTool
     from bokeh.plotting import figure
 
     made = figure(
         name=name,
-        height=HEIGHTS[name],
+        height=HEIGHTS.get(name, 320),
         sizing_mode="stretch_width",
         x_axis_label=x,
         y_axis_label=y,
@@ -94,7 +95,8 @@ def _blank(name: str, x: str, y: str, tools: str = _TOOLS, **more: Any) -> figur
     return made
 
 
-def _hover(made: figure, drawn: Any, **tooltips: str) -> None:
+def hover(made: figure, drawn: Any, **tooltips: str) -> None:
+    """Say what is under the pointer."""
     from bokeh.models import HoverTool
 
     made.add_tools(HoverTool(renderers=[drawn], tooltips=list(tooltips.items())))
@@ -109,7 +111,7 @@ def _source(name: str, *columns: str) -> Any:
 def _timeline() -> figure:
     from bokeh.models import BasicTicker, Range1d
 
-    made = _blank(
+    made = blank(
         "timeline",
         "seconds",
         "pipeline rank",
@@ -128,14 +130,14 @@ def _timeline() -> figure:
     )
     made.yaxis.ticker = BasicTicker(min_interval=1)
     made.ygrid.visible = False
-    _hover(made, drawn, action="@what", time="@time")
+    hover(made, drawn, action="@what", time="@time")
     return made
 
 
 def _memory() -> figure:
     from bokeh.models import Range1d
 
-    made = _blank(
+    made = blank(
         "memory",
         "seconds",
         "GiB",
@@ -155,14 +157,14 @@ def _memory() -> figure:
         line_color="#c33b3b",
         source=capacity,
     )
-    _hover(made, drawn, rank="@rank", peak="@peak{0.0} GiB")
+    hover(made, drawn, rank="@rank", peak="@peak{0.0} GiB")
     return made
 
 
 def _breakdown() -> figure:
     from bokeh.models import DataRange1d, FactorRange
 
-    made = _blank(
+    made = blank(
         "breakdown",
         "seconds of the step",
         "",
@@ -180,14 +182,14 @@ def _breakdown() -> figure:
         source=source,
     )
     made.ygrid.visible = False
-    _hover(made, drawn, part="@name", seconds="@seconds{0.000}", share="@share")
+    hover(made, drawn, part="@name", seconds="@seconds{0.000}", share="@share")
     return made
 
 
 def _pareto() -> figure:
     from bokeh.models import Range1d
 
-    made = _blank(
+    made = blank(
         "pareto",
         "peak memory, GiB",
         "tokens/s per GPU",
@@ -218,7 +220,7 @@ def _pareto() -> figure:
         line_color="#c33b3b",
         source=capacity,
     )
-    _hover(
+    hover(
         made,
         drawn,
         layout="@layout",

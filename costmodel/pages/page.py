@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from costmodel.pages.charts import SCRIPTS, figures, script, style
+from costmodel.pages.charts import SCRIPTS, figures, require_bokeh, script, style
 from costmodel.pages.fragments import Section, estimate_sections, sentence
 from costmodel.pages.series import estimate_series
 from costmodel.simulation import Estimate
@@ -35,7 +35,28 @@ def whole_page(
 ) -> str:
     """The page with these *sections*, whose charts draw *series*; raises Unsupported
     where Bokeh is missing."""
-    data = {"items": figures(series), "series": series}
+    return _page(title, lead, sections, {"items": figures(series), "series": series})
+
+
+def filled_page(
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    drawn: Mapping[str, Any],
+    series: Mapping[str, Any],
+) -> str:
+    """The same with figures that were *drawn* with their data; *series* holds their
+    legends."""
+    require_bokeh()
+    from bokeh.embed import json_item
+
+    items = {name: json_item(figure) for name, figure in drawn.items()}
+    return _page(title, lead, sections, {"items": items, "series": series})
+
+
+def _page(
+    title: str, lead: str, sections: Sequence[Section], data: Mapping[str, Any]
+) -> str:
     scripts = "".join(f"<script>{_whole(script(name))}</script>" for name in SCRIPTS)
     body = "".join(
         f'<section id="{one.name}"><h2>{escape(one.title)}</h2>{one.html}</section>'

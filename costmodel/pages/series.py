@@ -13,13 +13,8 @@ import numpy as np
 
 from costmodel.schedule import COMPUTE
 from costmodel.simulation import BREAKDOWN, Estimate
-from costmodel.timeline import (
-    StageCosts,
-    Timeline,
-    bytes_after,
-    bytes_during,
-    spans,
-)
+from costmodel.timeline import Timeline, spans
+from costmodel.trace import memory_levels
 from profiles.arrays import Array
 from profiles.units import GiB
 
@@ -167,23 +162,18 @@ def memory_series(estimate: Estimate) -> dict[str, Any]:
     What lies there all along is that of the peak; activations and working sets follow
     the schedule, scaled so that the highest point is the estimated peak.
     """
-    timeline, costs = estimate.timeline, estimate.timeline.costs
+    timeline = estimate.timeline
     pp = len(timeline.start_s)
     shown = np.unique(np.linspace(0, pp - 1, min(pp, MOST_LINES)).round().astype(int))
     lines = []
     for rank in shown.tolist():
-        parts = estimate.memory[rank].document()
-        moving = parts["activations"] + parts["transient"]
-        time, level = _levels(timeline, costs, rank)
-        highest = float(level.max())
-        scaled = level * (moving / highest) if highest > 0 else level
-        total = parts["total"] - moving + np.maximum(scaled, 0.0)
+        time, level = _thinned(*memory_levels(estimate, rank))
         lines.append(
             {
                 "rank": rank,
                 "time_s": encoded(time),
-                "gib": encoded(total / GiB),
-                "peak_gib": parts["total"] / GiB,
+                "gib": encoded(level / GiB),
+                "peak_gib": float(estimate.memory[rank].total) / GiB,
             }
         )
     return {
@@ -193,18 +183,11 @@ def memory_series(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _levels(timeline: Timeline, costs: StageCosts, rank: int) -> tuple[Array, Array]:
-    """When bytes change on *rank*, and to what: during each pass, and after it; of
-    many passes the most of each of several neighbours."""
-    copies, rows = timeline.program.shape.copies, timeline.program.rows[rank]
-    after = bytes_after(costs, copies)[rows].cumsum()
-    during = after + bytes_during(costs, copies)[rows]
-    start, end = timeline.start_s[rank], timeline.end_s[rank]
-    time = np.column_stack([start, end, end]).ravel()
-    level = np.column_stack([during, during, after]).ravel()
-    if len(time) > MOST_POINTS:
-        parts = min(MOST_POINTS // 2, len(time) // _TOGETHER)
-        first = np.linspace(0, len(time), parts, endpoint=False).astype(int)
-        time, level = time[first], np.maximum.reduceat(level, first)
-    ends = timeline.makespan_s
-    return np.append(time, ends), np.append(level, after[-1])
+def _thinned(time: Array, level: Array) -> tuple[Array, Array]:
+    """The same; of many points the most of each of several neighbours."""
+    if len(time) <= MOST_POINTS:
+        return time, level
+    parts = min(MOST_POINTS // 2, len(time) // _TOGETHER)
+    first = np.linspace(0, len(time), parts, endpoint=False).astype(int)
+    ends = np.append(time[first], time[-1])
+    return ends, np.append(np.maximum.reduceat(level, first), level[-1])

@@ -1,4 +1,4 @@
-"""What `simulate` shows: tables, pages, traces, sweeps, whole runs."""
+"""What `simulate` shows: tables, pages, whole runs."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from costmodel.report.calibration import calibration_lines, calibration_view
     from costmodel.report.html_page import runs_page
     from costmodel.report.networks import RADIX
-    from costmodel.report.sweeps import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
         pairs_table,
         training_rows,
     )
-    from costmodel.report.trace import chrome_trace
     from costmodel.report.training_run import training
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -1,31 +1,40 @@
 """Networks that could join the nodes of a layout: switches, cost, power, and the step.
 
     full-bisection   any NIC reaches any other at its own rate, through a Clos network
+    rail-optimised   the same switches; NIC i of every domain is plugged into the same
+                     leaves, so that what stays on its rail crosses no core
     oversubscribed   the same leaves, and a core of an R-th of their bandwidth, which
                      all that leaves a domain is priced at
+    unlike NICs      half of the nodes on InfiniBand, half on RoCE, each half with a
+                     network of full bisection, and Ethernet between (Yang et al.,
+                     "Holmes", ICPP 2024): ranks fill one half, then the other
     rail-only        a network for each NIC of a domain; none joins them (Wang et al.,
                      "Rail-only", HOTI 2024, arXiv 2307.12169, sections 3 and 4)
 
 Switches of radix k that join E endpoints: 1 up to k of them, 3 E/k in two tiers up to
-k²/2, 5 E/k in three up to k³/4; and E links a tier. A rail-optimised network has the
-switches of full bisection: just how NICs are plugged in differs.
+k²/2, 5 E/k in three up to k³/4; and E links a tier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.machine import Machine, machine
 from costmodel.simulation import Estimate, estimate
-from profiles.errors import Contradiction, InvalidSpec
-from profiles.hardware import Cluster
+from profiles.errors import Contradiction, InvalidQuestion, InvalidSpec
+from profiles.hardware import Cluster, Figure, Level
 from profiles.units import format_seconds
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 RADIX: Final = 64
-OVERSUBSCRIBED: Final = 4  # a core of a quarter [assumed]
+OVERSUBSCRIBED: Final = (2, 4)  # a core of a half, of a quarter [assumed]
+# [assumed: a port of 100 Gbit/s for each node between halves with unlike NICs]
+ETHERNET_GBIT: Final = 100.0
+ETHERNET_US: Final = 20.0
 # [assumed, from memory: 400 Gbit/s switches of 64 ports at 30,000 USD and 1,100 W, and
 # optical transceivers at 700 USD and 9 W, two a link; for comparing, not for buying]
 PORT_USD: Final = 30_000 / 64
@@ -52,6 +61,14 @@ class Fabric:
 
     def _of(self, port: float, transceiver: float) -> float:
         return self.switches * self.radix * port + 2 * self.links * transceiver
+
+    def __add__(self, other: Fabric) -> Fabric:
+        """Both, of one radix."""
+        return replace(
+            self,
+            switches=self.switches + other.switches,
+            links=self.links + other.links,
+        )
 
     def __mul__(self, count: int) -> Fabric:
         """So many networks apart from each other."""
@@ -95,11 +112,12 @@ def _tiers(endpoints: int, radix: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """A network, and the layout's price on it."""
+    """A network, and the layout's price on it; None where it cannot run so, and why."""
 
     name: str
     fabric: Fabric
-    step_time_s: float
+    step_time_s: float | None
+    reason: str | None = None
 
     def document(self) -> dict[str, Any]:
         return {
@@ -109,6 +127,7 @@ class Design:
             "dollars": self.fabric.dollars,
             "watts": self.fabric.watts,
             "step_time_s": self.step_time_s,
+            "error": self.reason,
         }
 
 
@@ -130,20 +149,56 @@ def designs(found: Estimate, on: Machine, radix: int = RADIX) -> list[Design]:
         )
     rails = min(island.levels[-1].ports or island.domain, island.domain)
     nics = rails * ceil(gpus / island.domain)
+    whole = clos(nics, radix)
     made = {
-        "full-bisection": (clos(nics, radix), _joined(on.cluster)),
-        f"oversubscribed {OVERSUBSCRIBED}:1": (
-            clos(nics, radix, OVERSUBSCRIBED),
-            _joined(on.cluster, part=OVERSUBSCRIBED),
-        ),
+        "full-bisection": (whole, on.cluster),
+        "rail-optimised": (whole, on.cluster),
     }
+    for part in OVERSUBSCRIBED:
+        where = _joined(on.cluster, part=part)
+        made[f"oversubscribed {part}:1"] = (clos(nics, radix, part), where)
     if rails == island.domain:
         each = clos(nics // rails, radix)
         made["rail-only"] = (each * rails, _joined(on.cluster, rails=True))
+    nodes = gpus // island.devices_per_node
+    if nodes >= 2 and gpus % (2 * island.devices_per_node) == 0:
+        halves = clos(ceil(nics / 2), radix) * 2 + clos(nodes, radix)
+        made["unlike NICs"] = (halves, _unlike(on.cluster, nodes))
     return [
-        Design(name=name, fabric=fabric, step_time_s=_step_s(found, on, where))
+        _design(name, fabric, found, on, where)
         for name, (fabric, where) in made.items()
     ]
+
+
+def _design(
+    name: str, fabric: Fabric, found: Estimate, on: Machine, where: Cluster
+) -> Design:
+    try:
+        step_s = _step_s(found, on, where)
+    except InvalidQuestion as error:  # layouts that unlike halves do not run
+        return Design(name=name, fabric=fabric, step_time_s=None, reason=str(error))
+    return Design(name=name, fabric=fabric, step_time_s=step_s)
+
+
+def _unlike(cluster: Cluster, nodes: int) -> Cluster:
+    """Two halves of a cluster, on InfiniBand and on RoCE, with Ethernet between."""
+    island = cluster.island
+    *inner, outer = island.levels
+    kinds = (replace(outer, name=one, kind=one) for one in ("infiniband", "roce"))
+    halves = (
+        replace(island, nodes=nodes // 2, levels=(*inner, kind)) for kind in kinds
+    )
+    rate = Figure(
+        value=ETHERNET_GBIT / island.devices_per_node, unit="Gbit/s", source="assumed"
+    )
+    between = Level(
+        name="ethernet",
+        kind="ethernet",
+        devices=None,
+        bandwidth=rate,
+        latency=Figure(value=ETHERNET_US, unit="us", source="assumed"),
+    )
+    return replace(cluster, islands=tuple(halves), between=between)
 
 
 def _joined(cluster: Cluster, *, part: int = 1, rails: bool = False) -> Cluster:
@@ -165,17 +220,30 @@ def _step_s(found: Estimate, on: Machine, where: Cluster) -> float:
     return estimate(found.job, where, found.layout, on=there).step_time_s
 
 
-def network_rows(compared: list[Design]) -> Iterator[tuple[str, str]]:
-    """What `designs` found, as names and what they say."""
+def network_table(compared: list[Design]) -> Table:
+    """What `designs` found, each beside full bisection."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("network", no_wrap=True)
+    for name in ("step", "longer", "switches", "links", "M USD", "kW", "saved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     first = compared[0]
     for one in compared:
-        saved = 1 - one.fabric.dollars / first.fabric.dollars
-        slower = one.step_time_s / first.step_time_s - 1
-        beside = "" if one is first else f" ({saved:.0%} less), {slower:+.1%} a step"
-        words = (
-            f"{format_seconds(one.step_time_s)} a step, {one.fabric.switches:,} "
-            f"switches of {one.fabric.radix} ports, {one.fabric.links:,} links, "
-            f"{one.fabric.dollars / 1e6:,.3g} M USD, "
-            f"{one.fabric.watts / 1e3:,.3g} kW{beside}"
+        step, longer, reason = "", "", one.reason or ""
+        if one.step_time_s is not None and first.step_time_s is not None:
+            step = format_seconds(one.step_time_s)
+            longer = f"{one.step_time_s / first.step_time_s - 1:+.1%}"
+        table.add_row(
+            one.name,
+            step,
+            longer,
+            f"{one.fabric.switches:,}",
+            f"{one.fabric.links:,}",
+            f"{one.fabric.dollars / 1e6:,.3g}",
+            f"{one.fabric.watts / 1e3:,.3g}",
+            f"{1 - one.fabric.dollars / first.fabric.dollars:.0%}",
+            reason,
         )
-        yield one.name, words
+    return table

@@ -23,11 +23,10 @@ from costmodel.report.data_parallel_baseline import (
     ComparedProcesses,
     compare_data_parallel,
 )
-from costmodel.report.networks import designs, network_rows
+from costmodel.report.networks import designs, network_table
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import Away, Memory
-from profiles.commandline import hint
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _stages(layout: Layout) -> Iterator[str]:
 
 
 def _again(layout: Layout) -> Iterator[str]:
-    """What numbered layers make again: in all of them, in some, or by layer."""
+    """What numbered layers recompute: in all of them, in some, or by layer."""
     plans = [
         plan
         for stage in layout.stages
@@ -141,7 +140,7 @@ def _again(layout: Layout) -> Iterator[str]:
 
 
 def _made(retention: Retention) -> tuple[tuple[str, float], ...]:
-    """What is made again, each with its share."""
+    """What is recomputed, each with its share."""
     return tuple((name, retention.share(name)) for name in sorted(retention.recomputed))
 
 
@@ -307,7 +306,6 @@ def estimate_view(estimate: Estimate, *, details: bool = False) -> Group:
         pairs_table(rows),
         Text(),
         memory_table(estimate.memory, details=details),
-        *([] if details else [hint("all assumed values, and memory of every stage")]),
     )
 
 
@@ -362,9 +360,9 @@ def extras(
     rampup: tuple[int, int, int] | None,
     compares: bool,
     radix: int | None = None,
-) -> Iterator[tuple[str, dict[str, Any], Rows]]:
+) -> Iterator[tuple[str, dict[str, Any], Rows | Table]]:
     """What the questions around a layout's price add: a member of the JSON document, by
-    name, and rows that stand below the price.
+    name, and rows or a table that stand below the price.
 
     A run of *tokens* tokens, its batch ramped up or not; where it *compares*, data
     parallelism in one process; and with a *radix*, networks of such switches.
@@ -383,7 +381,7 @@ def extras(
     if radix is not None:
         networks = designs(found, on, radix)
         document = {"networks": [one.document() for one in networks]}
-        yield "network_designs", document, tuple(network_rows(networks))
+        yield "network_designs", document, network_table(networks)
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

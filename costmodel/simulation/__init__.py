@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.simulation.estimator import BREAKDOWN, Estimate, answers, estimate
+    from costmodel.simulation.estimator import (
+        BREAKDOWN,
+        Estimate,
+        answers,
+        estimate,
+    )
     from costmodel.simulation.flops import (
         CONVENTIONS,
         convention,

@@ -76,6 +76,17 @@ BREAKDOWN = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassParts:
+    """Seconds of a micro-batch's passes by virtual stage, under the names of
+    `BREAKDOWN`; what is left of a pass is compute. And what copies take of the
+    optimizer's step, by pipeline rank."""
+
+    forward_s: Mapping[str, Array]
+    backward_s: Mapping[str, Array]
+    step_copies_s: Array
+
+
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
     """A layout whose virtual *stages* are priced: arrays in model order."""
@@ -145,6 +156,30 @@ class Accounts:
             "offload": copied + copies_s,
         }
         return {name: found.get(name, 0.0) for name in BREAKDOWN}
+
+    def parts(self) -> PassParts:
+        """What each virtual stage's passes are made of beside compute."""
+        price = self.stages
+        both = {
+            "tensor_comm": (price.forward_tensor_comm_s, price.tensor_comm_s),
+            "context_comm": (price.forward_context_comm_s, price.context_comm_s),
+            "expert_comm": (price.forward_expert_comm_s, price.expert_comm_s),
+            "data_comm": (price.forward_data_comm_s, price.data_comm_s),
+            "offload": (price.forward_offload_s, price.offload_s),
+        }
+        onward, back = (way.in_passes_s for way in self._sends)
+        return PassParts(
+            forward_s={
+                **{name: forward for name, (forward, _) in both.items()},
+                "pipeline_comm": onward,
+            },
+            backward_s={
+                "recompute": price.recompute_s - price.recompute_comm_s,
+                **{name: whole - forward for name, (forward, whole) in both.items()},
+                "pipeline_comm": back,
+            },
+            step_copies_s=self._by_rank(price.step_copies_s),
+        )
 
     def peak(self, timeline: Timeline) -> Peak:
         """What each pipeline rank holds at the instant of its peak."""
@@ -257,7 +292,7 @@ class Accounts:
         )
 
 
-__all__ = ["BREAKDOWN", "Estimate", "estimate", "recomputed_flops"]
+__all__ = ["BREAKDOWN", "Estimate", "PassParts", "estimate", "recomputed_flops"]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -267,6 +302,7 @@ class Estimate(Answer):
     """A layout's price with the run of its schedule, action by action."""
 
     timeline: Timeline
+    parts: PassParts
 
 
 def estimate(
@@ -294,7 +330,7 @@ def estimate(
     ran = ready.ran(timeline)
     (memory,) = memories([ran.peak])
     answered = _answered(ran, memory, assumed or {}, warnings)
-    return Estimate(timeline=timeline, **answered)
+    return Estimate(timeline=timeline, parts=ready.accounts.parts(), **answered)
 
 
 def answers(

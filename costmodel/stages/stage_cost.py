@@ -147,8 +147,8 @@ class StagePrice(StageBytes):
 
     `forward_s` and `backward_s` are whole passes: compute, recompute, exposed tensor,
     context and data communication, copies that are not hidden; the parts are those of
-    the two passes together. `weight_s` of `backward_s` makes the gradients of weights,
-    from `weight_bytes`: what a schedule may put off.
+    the two passes together, `forward_…` of the first. `weight_s` of `backward_s` makes
+    the gradients of weights, from `weight_bytes`: what a schedule may put off.
     """
 
     forward_s: Array
@@ -161,6 +161,11 @@ class StagePrice(StageBytes):
     expert_comm_s: Array
     data_comm_s: Array
     offload_s: Array
+    forward_tensor_comm_s: Array
+    forward_context_comm_s: Array
+    forward_expert_comm_s: Array
+    forward_data_comm_s: Array
+    forward_offload_s: Array
     reduce_s: Array
     buckets: Array  # in which gradients are reduced
     gather_s: Array  # once a step: parameters; and what hiding a reduction costs
@@ -216,6 +221,11 @@ def stage_price(
         expert_comm_s=_communication_s(total, "expert"),
         data_comm_s=stage.forward_exposed_s + stage.backward_exposed_s,
         offload_s=copies.forward_s + copies.backward_s,
+        forward_tensor_comm_s=total.forward_tensor_s,
+        forward_context_comm_s=total.forward_context_s,
+        forward_expert_comm_s=total.forward_expert_s,
+        forward_data_comm_s=stage.forward_exposed_s,
+        forward_offload_s=copies.forward_s,
         reduce_s=stage.reduce_s,
         buckets=stage.buckets,
         gather_s=stage.gather_s,

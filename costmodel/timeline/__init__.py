@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         StageCosts,
         bytes_after,
         bytes_during,
+        sends_of,
         transient_of,
     )
     from costmodel.timeline.processor_sharing import shared_bound_s

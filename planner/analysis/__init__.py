@@ -31,12 +31,23 @@ if TYPE_CHECKING:
     )
     from planner.analysis.probe import POOL, probe_files, probes
     from planner.analysis.robust_choice import looked_for, recommended, why_chosen
-    from planner.analysis.scaling import Sized, efficiency, plans
+    from planner.analysis.scaling import (
+        STRONG,
+        WEAK_AT,
+        Planned,
+        Sized,
+        batches,
+        curve_sizes,
+        efficiency,
+        planned,
+        plans,
+    )
     from planner.analysis.sensitivity import (
         sensitivities,
         sensitivities_table,
         sensitivity_document,
     )
     from planner.analysis.sizing import Sizing, Wanted, wanted_of
+    from planner.analysis.versus import Rival, rivals
 
 __all__, __getattr__ = public(__name__, __file__)

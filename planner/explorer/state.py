@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, Final
 
 from costmodel.options import Pins, layout_options
+from costmodel.sweep import changed as with_point
 from profiles.commandline import JobOptions, from_keywords, given, job_options
 from profiles.errors import InvalidSpec, UnknownName
 from profiles.hardware import DEFAULT_CLUSTER, Cluster, Figure, cluster
@@ -35,6 +36,11 @@ OF_THE_CLUSTER: Final = {  # units of what replaces the catalogue's figures
 FIELDS: Final = (*OF_THE_JOB, *OF_THE_LAYOUT, *OF_THE_CLUSTER, "tokens")
 MOST_PASSES: Final = 200_000  # that are simulated for one answer
 _SOURCE: Final = "set in the explorer"
+_AXES: Final = {  # by what a sweep calls them
+    "intra_gb_per_s": "intra_node_bandwidth",
+    "inter_gb_per_s": "inter_node_bandwidth",
+    "dollars_per_h": "device_price",
+}
 _LARGEST: Final = 1e18
 
 
@@ -160,14 +166,11 @@ def _with(where: Cluster, changed: Mapping[str, float]) -> Cluster:
         name: Figure(value=value, unit=OF_THE_CLUSTER[name], source=_SOURCE)
         for name, value in changed.items()
     }
-    linked = where.with_bandwidth(
-        intra=figures.get("intra_gb_per_s"), inter=figures.get("inter_gb_per_s")
-    )
-    island = linked.island
-    if "dollars_per_h" in figures:
-        price = figures["dollars_per_h"]
-        of_node = replace(price, value=price.value * island.devices_per_node)
-        island = replace(island, price=of_node)
+    point = {_AXES[name]: one for name, one in figures.items() if name in _AXES}
+    if len(where.island.levels) == 1:
+        point.pop("intra_node_bandwidth", None)
+    found = with_point(where, point)
+    island = found.island
     if "mtbf_h" in figures:
         island = replace(island, mtbf=figures["mtbf_h"])
-    return replace(linked, name=f"{where.name} (changed)", islands=(island,))
+    return replace(found, name=f"{where.name} (changed)", islands=(island,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from costmodel.inference import inference_view, layout_words
@@ -10,13 +11,22 @@ from costmodel.options import InferenceOptions, Pins
 from planner.inference.options import LatencyOptions
 from planner.inference.search import Asked, Found, Served, search
 from profiles import load_model
-from profiles.commandline import JobOptions, console, emit_json, premise, warn
+from profiles.commandline import JobOptions, console, emit_json, hint, premise, warn
 from profiles.errors import Infeasible, InvalidQuestion
 from profiles.hardware import DEFAULT_CLUSTER, cluster
 from profiles.units import format_bytes, format_seconds
 
 DOLLARS: Final = "dollars_per_million_tokens"
 GPU_SECONDS: Final = "gpu_seconds_per_token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How an answer is shown: with so many runners-up, as JSON, with all details."""
+
+    top: int
+    as_json: bool
+    details: bool
 
 
 def answer(
@@ -26,8 +36,7 @@ def answer(
     latency: LatencyOptions,
     sizes: Sequence[int],
     *,
-    top: int,
-    as_json: bool,
+    shown: Shown,
 ) -> None:
     """Print the cheapest way to serve, and the best runners-up."""
     job.require("model")
@@ -50,10 +59,10 @@ def answer(
     found = search(asked, counts)
     if not found.ways:
         raise _infeasible(asked, found)
-    if as_json:
-        emit_json(_document(found, top))
+    if shown.as_json:
+        emit_json(_document(found, shown.top))
         return
-    _show(found, top)
+    _show(found, shown)
 
 
 def _nothing() -> dict[str, Any]:
@@ -134,7 +143,7 @@ def _document(found: Found, top: int) -> dict[str, Any]:
     }
 
 
-def _show(found: Found, top: int) -> None:
+def _show(found: Found, shown: Shown) -> None:
     best, tally, screen = found.ways[0], found.tally, console()
     for line in best.estimate.warnings:
         warn(line)
@@ -143,23 +152,29 @@ def _show(found: Found, top: int) -> None:
         f"{tally.too_slow:,} are too slow, {tally.bounded:,} cost more by their bound, "
         f"{tally.priced:,} are priced"
     )
-    rows = [("cost", f"{_cost(best)} new tokens"), ("proof", proof)]
+    rows = [("proof", proof)] if shown.details else []
     rows += [
         (f"best with {name}", f"{_cost(way)}: {_words(way)}")
         for name, way in found.best_by_weights.items()
     ]
-    screen.print(inference_view(best.estimate, rows))
+    more = (
+        f" for {_cost(best)} new tokens; of {tally.considered:,} layouts and batches "
+        "none that serves is cheaper"
+    )
+    screen.print(inference_view(best.estimate, rows, more=more, details=shown.details))
     if best.estimate.asked.stored.quantization:
         warn(
             f"weights in {best.weights} change the model's answers: check them, or fix "
             "a format with --precision or --quantization"
         )
-    others = found.ways[1 : top + 1]
+    others = found.ways[1 : shown.top + 1] if shown.details else []
     if others:
         from costmodel.report import pairs_table
 
         screen.print()
         screen.print(pairs_table([(_cost(way), _words(way)) for way in others]))
+    if not shown.details:
+        screen.print(hint("the proof, runners-up, breakdowns and all assumed values"))
 
 
 def _cost(way: Served) -> str:

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
         plan_page,
     )
     from planner.report.progress import metered
-    from planner.report.scaling import sizes_document, sizes_table, sizes_words
+    from planner.report.scaling import (
+        sizes_document,
+        sizes_page,
+        sizes_table,
+        sizes_words,
+    )
     from planner.report.tables import plan_view, searches_table
+    from planner.report.versus import versus_layouts, versus_table, versus_words
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -20,6 +20,7 @@ from costmodel.support import refusals
 from planner.analysis import worse
 from planner.problem import Asked, Candidate, Problem, Solution, short_candidate_words
 from planner.report.extras import Beside
+from profiles.commandline import counted
 from profiles.errors import MeshwrightError
 from profiles.units import format_bytes, format_seconds
 
@@ -80,7 +81,9 @@ def in_others(
     """The best layout of the same question in each of the main frameworks: which would
     be faster than *best*, in a line, and a table of all."""
     own = problem.machine.framework.name
-    others = [_planned(name, asked, solve) for name in MAIN if name != own]
+    names = [name for name in MAIN if name != own]
+    each = (_planned(name, asked, solve) for name in names)
+    others = list(counted(each, len(names), "frameworks"))
     rows = [Planned(framework=own, best=best), *others]
     rows.sort(key=lambda one: problem.value(one.best) if one.best else inf)
     first, words = rows[0], f"none of {len(others)} others is better than {own}"

@@ -37,7 +37,8 @@ def meter_words(progress: Progress, unit: str, first: Progress | None = None) ->
     >>> meter_words(so_far, "step_time_s", begun)
     'planning: 12 layouts simulated, best step 2.00 s, gap 5.00 %, about 1 s left'
     """
-    words = f"planning: {progress.simulated:,} layouts simulated"
+    several = "" if progress.simulated == 1 else "s"
+    words = f"planning: {progress.simulated:,} layout{several} simulated"
     if progress.value == inf:
         return f"{words}, none fits so far, {progress.seconds:.0f} s"
     name, form = _UNITS.get(unit, (unit, "{:.4g}".format))

@@ -17,10 +17,24 @@ if TYPE_CHECKING:
 
 
 def sizes_document(
-    rows: Sequence[Sized], where: str, tokens: float | None
+    rows: Sequence[Sized],
+    where: str,
+    tokens: float | None,
+    scaling: str | None = None,
 ) -> dict[str, Any]:
-    """``{"plans": [...]}``: the document of one number of GPUs, for each of them."""
-    return {"plans": [_document(row, where, tokens) for row in rows]}
+    """``{"plans": [...]}``: the document of one number of GPUs, for each of them; and
+    the efficiency of a *scaling* curve."""
+    each = [_document(row, where, tokens) for row in rows]
+    document: dict[str, Any] = {"plans": each}
+    if scaling is not None:
+        shares = efficiency(rows)
+        document["scaling"] = {
+            "kind": scaling,
+            "efficiency": [
+                {"gpus": row.gpus, "of_linear": shares.get(row.gpus)} for row in rows
+            ],
+        }
+    return document
 
 
 def _document(row: Sized, where: str, tokens: float | None) -> dict[str, Any]:
@@ -42,14 +56,20 @@ def _reason(row: Sized) -> dict[str, Any]:
     return {"infeasible": {"constraint": row.reason, "nearest": None}}
 
 
-def sizes_table(rows: Sequence[Sized], tokens: float | None) -> Table:
-    """One line a number of GPUs: layout, speed, and what a whole run takes."""
+def sizes_table(
+    rows: Sequence[Sized], tokens: float | None, scaling: str | None = None
+) -> Table:
+    """One line a number of GPUs: layout, speed, and what a whole run takes; of a
+    *scaling* curve the share of linear scaling."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("GPUs", justify="right", no_wrap=True)
+    if scaling is not None:
+        table.add_column("batch", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
-    for name in ("step", "tokens/s", "MFU", "per GPU"):
+    share = "per GPU" if scaling is None else "of linear"
+    for name in ("step", "tokens/s", "MFU", share):
         table.add_column(name, justify="right", no_wrap=True)
     if tokens is not None:
         table.add_column("days", justify="right", no_wrap=True)
@@ -59,7 +79,11 @@ def sizes_table(rows: Sequence[Sized], tokens: float | None) -> Table:
         table.add_column(cost, justify="right", no_wrap=True)
     shares = efficiency(rows)
     for row in rows:
-        table.add_row(*_cells(row, shares, tokens, priced=priced))
+        cells = _cells(row, shares, tokens, priced=priced)
+        if scaling is not None:
+            batch = f"{row.estimate.job.global_batch:,}" if row.estimate else ""
+            cells.insert(1, batch)
+        table.add_row(*cells)
     return table
 
 
@@ -100,6 +124,64 @@ def sizes_words(rows: Sequence[Sized], tokens: float | None) -> str:
         seconds = tokens / _rate(found[fastest], fastest)
         words += f" ({seconds / DAY_S:,.1f} days)"
     return f"{words}; most from each GPU (the cheapest): {thriftiest:,}"
+
+
+def sizes_page(rows: Sequence[Sized], scaling: str | None) -> str:
+    """A page with the curves of several numbers of GPUs, against linear scaling of the
+    one where a GPU does most; raises Unsupported where Bokeh is missing."""
+    from costmodel.pages import Curves, curves_page
+
+    found = [(row.gpus, row.estimate) for row in rows if row.estimate]
+    first, least = found[0]
+    shares = efficiency(rows)
+    best = max(shares, key=lambda gpus: shares[gpus])
+    each = dict(found)[best].tokens_per_s_per_gpu
+    kind = "" if scaling is None else f"{scaling.capitalize()} scaling: "
+    speeds = [(gpus, _rate(one, gpus)) for gpus, one in found]
+    linear = [(gpus, each * gpus) for gpus, _ in found]
+    charts = [
+        Curves(
+            name="speed",
+            title="Tokens per second",
+            x_label="GPUs",
+            y_label="tokens/s",
+            lines={"planned": speeds},
+            dashed={f"as on {best:,} GPUs": linear},
+            log_x=True,
+            log_y=True,
+        ),
+        Curves(
+            name="efficiency",
+            title="Efficiency",
+            x_label="GPUs",
+            y_label="% of linear",
+            lines={"": [(gpus, 100 * shares[gpus]) for gpus, _ in found]},
+            log_x=True,
+        ),
+    ]
+    heads = ["GPUs", "sequences", "layout", "step", "tokens/s", "MFU", "of linear"]
+    return curves_page(
+        f"{kind}{least.job.model} on {first:,} to {found[-1][0]:,} × {least.device}",
+        "The best plan for each number of GPUs.",
+        charts,
+        heads,
+        [_numbers(row, shares) for row in rows],
+    )
+
+
+def _numbers(row: Sized, shares: dict[int, float]) -> list[str]:
+    gpus, found, solution = row.gpus, row.estimate, row.solution
+    if found is None or solution is None or solution.best is None:
+        return [f"{gpus:,}", "", f"none: {row.reason}", "", "", "", ""]
+    return [
+        f"{gpus:,}",
+        f"{found.job.global_batch:,}",
+        short_candidate_words(solution.best, found.job.global_batch),
+        format_seconds(found.step_time_s),
+        f"{_rate(found, gpus):,.0f}",
+        f"{found.mfu:.1%}",
+        f"{shares[gpus]:.0%}",
+    ]
 
 
 def _rate(found: Estimate, gpus: int) -> float:

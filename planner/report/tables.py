@@ -38,7 +38,6 @@ from planner.problem import (
     short_candidate_words,
 )
 from planner.report.frameworks import software_words
-from profiles.commandline import hint
 from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -83,8 +82,6 @@ def plan_view(
         parts += [Text(), places_table(places, found.layout)]
     if solution.runners_up:
         parts += [Text(), runners_up_table(problem, solution, details=details)]
-    if not details:
-        parts.append(hint("the proof, what was searched, and all assumed values"))
     return Group(*parts)
 
 
@@ -101,7 +98,7 @@ def sentence(problem: Problem, solution: Solution) -> str:
     best = solution.best
     assert best is not None, "who has no layout recommends none"
     found, job, better = best.estimate, problem.job, _BEST[problem.objective]
-    of_all = f"none of {solution.counters.considered:,} layouts is"
+    of_all = f"of {solution.counters.considered:,} layouts none that fits is"
     if not solution.lower:
         proof = f"the best of {solution.counters.considered:,} that were tried"
     elif solution.status is Status.OPTIMAL:
@@ -301,7 +298,7 @@ def _cuts(solution: Solution) -> list[tuple[str, str]]:
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:
-    """What each stage makes again and has away, where it was chosen stage by stage."""
+    """What each stage recomputes and offloads, where it was chosen stage by stage."""
     best = solution.best
     if best is None:
         return []

@@ -17,7 +17,6 @@ stay in the folder.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -50,6 +49,8 @@ class _File:
     named: bool
 
     def sections(self) -> dict[str, Any]:
+        import tomllib  # only where there is a file
+
         try:
             return tomllib.loads(read_text(self.path, what=_WHAT))
         except tomllib.TOMLDecodeError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from shutil import get_terminal_size
 from threading import Event, Thread, current_thread
@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 PATIENCE_S: Final = 2.0  # shorter work shows nothing
 EVERY_S: Final = 0.2
+LEAST_SHARE: Final = 0.02  # of the work, before the rest is estimated from it
 SLOWLY_S: Final = 1.0  # between two words of a command that says nothing of itself
 Item = TypeVar("Item")
 
@@ -71,7 +72,7 @@ class Waiting:
     """Says every second how long a command has worked, until the answer begins."""
 
     def __init__(self, called: str) -> None:
-        self.called, self.line = called, Line()
+        self.called, self.line, self.note = called, Line(), ""
         self.paused, self._over = 0, Event()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -79,7 +80,14 @@ class Waiting:
     def _run(self) -> None:
         while not self._over.wait(SLOWLY_S):
             if not self.paused:
-                self.line.show(f"{self.called}: {self.line.seconds:.0f} s so far")
+                about = f"{self.note}," if self.note else f"{self.called}:"
+                self.line.show(f"{about} {self.line.seconds:.0f} s so far")
+
+    def tell(self, note: str) -> None:
+        """Say *note* now, and with the time until another."""
+        self.note = note
+        if note and not self.paused:
+            self.line.show(note)
 
     def end(self) -> None:
         self._over.set()
@@ -139,14 +147,20 @@ def own_line() -> Iterator[Line | None]:
 def progress(what: str) -> Iterator[Callable[[float, float], None]]:
     """What takes ``(done, of)`` as work goes on, and shows the share and what is left
     of the time."""
-    with own_line() as line:
-        begun_s = monotonic()
+    command = _waiting[-1] if _waiting else None
+    begun_s = monotonic()
+    with nullcontext() if command else own_line() as line:
 
         def advance(done: float, of: float) -> None:
-            if line is not None:
-                line.show(progress_words(what, done, of, monotonic() - begun_s))
+            words = progress_words(what, done, of, monotonic() - begun_s)
+            if command is not None:
+                command.tell(words)
+            elif line is not None:
+                line.show(words)
 
         yield advance
+        if command is not None:
+            command.tell("")
 
 
 def counted(items: Iterable[Item], of: int, what: str) -> Iterator[Item]:
@@ -162,11 +176,13 @@ def progress_words(what: str, done: float, of: float, seconds: float) -> str:
 
     >>> progress_words("pricing", 30, 120, 2.0)
     'pricing: 25 %, about 6 s left'
-    >>> progress_words("pricing", 0, 120, 2.0)
-    'pricing: 0 %'
+    >>> progress_words("pricing", 1, 120, 2.0)
+    'pricing: 1 %'
     """
     share = min(done / of, 1.0) if of > 0 else 0.0
-    left = f", about {left_words(seconds / share - seconds)} left" if share else ""
+    left = ""
+    if share >= LEAST_SHARE:
+        left = f", about {left_words(seconds / share - seconds)} left"
     return f"{what}: {share:.0%}{left}".replace("%", " %")
 
 

@@ -12,7 +12,7 @@ from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import GB, GFLOPS, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
 _FIRST = ("device", "host cpu", "software", "ranks", "date", "noise", "command")
@@ -30,12 +30,10 @@ def sample_view(samples: Samples, *, details: bool = False) -> Group:
         "measured; give the file to plan, simulate and execute with --profile.",
         style="bold",
     )
-    parts = [sentence, _machine(samples)]
-    if not details:
-        return Group(*parts)
-    for table in (_operators(samples), _collectives(samples)):
+    parts: list[RenderableType] = [sentence, _machine(samples)]
+    for table in (_operators(samples), _collectives(samples)) if details else ():
         if table.row_count:
-            parts += [Text(), table]  # type: ignore[list-item]
+            parts += [Text(), table]
     return Group(*parts)
 
 

@@ -22,7 +22,8 @@ def opening(run: Run) -> RenderableType:
     """One line a fact, before the first step."""
     summary = run.layout.summary
     degrees = " · ".join(
-        f"{name} {summary[name]}" for name in ("tp", "pp", "dp", "zero", "micro_batch")
+        f"{name.replace('_', '-')} {summary[name]}"
+        for name in ("tp", "pp", "dp", "zero", "micro_batch")
     )
     what = (
         f"{run.job.model} · {run.layout.gpus} ranks on {run.device} · {degrees} · "

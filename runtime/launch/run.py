@@ -404,7 +404,7 @@ def _require_watched(options: RunOptions, done: int) -> None:
     observe, trace = options.observe is not None, options.training.trace is not None
     untimed = untimed_steps(observe=observe, trace=trace)
     for asked, what, fewest in (
-        (trace, "--trace traces the step after the warm-up", untimed),
+        (trace, "--trace traces the steps after the warm-up", untimed + 1),
         (
             observe,
             "--observe instruments steps before the timed ones",

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
-from costmodel.simulation import job_of, model_flops, parse_file, trace_named
+from costmodel.simulation import job_of, parse_file, trace_named
+from profiles.commandline import left_words
 from profiles.errors import InvalidFile
 from profiles.files import write_text
 from profiles.models import ModuleSpec
-from profiles.units import GB
 from runtime.checkpoint import (
     Retention,
     Saver,
@@ -47,6 +47,7 @@ from runtime.observe import (
     journals,
     measured_parts,
     untimed_steps,
+    write_actions,
 )
 from runtime.trace import resident_bytes
 from runtime.train import Late, Setup, StepResult, Trainer, samples
@@ -113,6 +114,9 @@ class Run:
         for journal in self.journals:
             journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
+        trace = self.request.training.trace
+        if self.rank == 0 and trace is not None:
+            write_actions(Path(trace), reports, self.trainer, self.device.type)
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
             document["stopped"] = stopped
@@ -376,15 +380,17 @@ class Run:
         self.history.add("step", step=number + 1, seconds=result.seconds)
         if self.rank or not self.request.progress:
             return
-        flops = model_flops(self.job) / result.seconds / self.layout.gpus
-        peak = self.observed.peak.allocated
-        memory = f"  {peak / GB:6.2f} GB" if peak else ""
-        print(
-            f"step {number + 1:5}/{self.request.steps}  loss {result.loss:8.4f}  "
-            f"norm {result.gradient_norm:7.3f}  {result.seconds:7.3f} s  "
-            f"{rate:9,.0f} tokens/s/gpu  {flops / 1e9:9,.1f} GFLOP/s{memory}",
-            flush=True,
-        )
+        print(step_words(number + 1, self.request.steps, result, rate), flush=True)
+
+
+def step_words(number: int, of: int, result: StepResult, tokens_per_s: float) -> str:
+    """A step in a line of a terminal, with an estimate of what is left."""
+    left = left_words((of - number) * result.seconds)
+    return (
+        f"step {number:>{len(str(of))}}/{of}  loss {result.loss:.4f}  "
+        f"norm {result.gradient_norm:.3f}  {result.seconds:.3f} s  "
+        f"{tokens_per_s:,.0f} tokens/s/GPU  {left} left"
+    )
 
 
 def _restarted() -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         everyone,
         measured_parts,
         untimed_steps,
+        write_actions,
     )
 
 __all__, __getattr__ = public(__name__, __file__)

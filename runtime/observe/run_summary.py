@@ -23,7 +23,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from costmodel.trace import MEASURED_FILE, trace_text
+from profiles.files import write_text
 from profiles.models import Job
+from runtime.observe.action_trace import measured_trace
 from runtime.observe.rank_reports import (
     MEASURED_OPERATORS,
     Report,
@@ -46,9 +49,7 @@ def measured_parts(
         return {}
     local = int(os.environ.get("LOCAL_WORLD_SIZE", len(reports)))
     found = exchanges(reports, local)
-    # Clocks of several machines, or of several GPUs' streams, do not compare.
-    one_clock = device == "cpu" and local == len(reports)
-    message = sends(reports, local) if one_clock else None
+    message = sends(reports, local) if _one_clock(reports, device) else None
     rows = document([*found, *([message] if message else [])])
     sent = next((row["median_s"] for row in rows if row["collective"] == "send"), None)
     heard = operators(reports[0], job.optimizer)
@@ -72,6 +73,25 @@ def measured_parts(
             for one, seconds in heard.items()
         ],
     }
+
+
+def write_actions(
+    folder: Path, reports: Sequence[Report] | None, trainer: Trainer, device: str
+) -> None:
+    """The actions of the timed steps, for `simulate --compare`; nothing of a run too
+    short to have any."""
+    if reports is None:
+        return
+    one_clock = _one_clock(reports, device)
+    trace = measured_trace(reports, trainer.job, trainer.layout, one_clock=one_clock)
+    write_text(folder / MEASURED_FILE, trace_text(trace))
+
+
+def _one_clock(reports: Sequence[Report], device: str) -> bool:
+    """Whether times of ranks compare: not those of several machines, or of several
+    GPUs' streams."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", len(reports)))
+    return device == "cpu" and local == len(reports)
 
 
 def _has_own_core(local_ranks: int) -> bool:

@@ -80,7 +80,8 @@ class Training:
     trace: str | None = option(
         type=text,
         metavar="DIR",
-        help="Trace one step of each rank with torch.profiler: DIR/rank-0.json …",
+        help="Trace one step of each rank with torch.profiler: DIR/rank-0.json …; and "
+        "the actions of the last ones, for simulate --compare: DIR/actions.json.",
     )
 
     def resolved(self) -> Training:

@@ -76,6 +76,22 @@ def test_in_a_pipe_no_line_is_wider_than_80_columns_and_none_has_codes(
         assert lines[-1].startswith("--details adds ")
 
 
+def test_a_run_and_its_answer_fit_80_columns(run: Run, tmp_path: Path) -> None:
+    layout = str(tmp_path / "layout.json")
+    asked = ("--model", "gpt-tiny", "--gpus", "1", "--cluster", "cpu")
+    more = ("--global-batch", "4", "--out", layout)
+    assert run("python", "-m", "costmodel", *asked, *more).returncode == 0
+    trained = (layout, "--steps", "4", "--device", "cpu")
+    done = run("python", "-m", "runtime", *trained, env={"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    assert len(lines) <= SCREEN
+    assert any(line.startswith("Trained 4 steps in ") for line in lines)
+    assert any(line.startswith("step 2/4  loss ") for line in lines)
+    assert "\x1b" not in done.stdout
+
+
 def on_a_terminal(words: tuple[str, ...], environment: dict[str, str]) -> str:
     """What a terminal of 80 columns gets to see of the command."""
     ours, theirs = pty.openpty()

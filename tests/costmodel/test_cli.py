@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.options.pins import Pins
-from costmodel.report.sweeps import AXES
 from costmodel.report.tables import layout_words
 from costmodel.simulation.estimator import BREAKDOWN
 from costmodel.simulation.flops import CONVENTIONS
 from costmodel.simulation.layout_files import read_layout_file
+from costmodel.sweep.axes import AXES
 from tests.support.commanded import answered, refused, simulate
 from tests.support.unlike import cluster_file
 
@@ -348,7 +348,10 @@ def test_a_trace_holds_every_pass(
         ),
         ((*ASKED, "--zero-hpz-partition-size", "0"), "must be a whole number >= 1"),
         ((*ASKED, "--sweep", "zero-quantized-weights=1"), "write on or off"),
-        ((*ASKED, "--sweep", "micro-batch=0"), "--sweep micro-batch='0': write whole"),
+        (
+            (*ASKED, "--sweep", "micro-batch=0"),
+            "micro-batch='0': must be a whole",
+        ),
         ((*ASKED, "--sweep", "tp"), "AXIS"),
         ((*ASKED, "--sweep", "colour=1"), "sweep axis"),
         ((*ASKED, "--sweep", "tp=1", "--out", "x.json"), "--out is about one layout"),

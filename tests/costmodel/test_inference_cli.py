@@ -93,7 +93,7 @@ def test_a_person_is_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--inference", "--model", "gpt-175b", "--gpus", "96", "--pp", "96")
-    assert simulate(*asked) == 0
+    assert simulate(*asked, "--details") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     shown = [row[0] for row in rows[rows.index([]) + 2 :] if row]
     assert shown == ["0", "1–94", "95"]
@@ -125,6 +125,8 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--framework", "megatron-core"),
     ("--profile", "samples.json"),
     ("--trace", "trace.json"),
+    ("--memory-snapshot", "step.pickle"),
+    ("--compare", "traces"),
     ("--tokens", "1e9"),
     ("--rampup-batch-size", "8", "8", "1000"),
     ("--out", "layout.json"),
@@ -156,14 +158,34 @@ def test_what_is_of_training_is_refused(
 
 
 def test_every_option_is_taken_or_refused() -> None:
-    both = {"--json", "--version", "--inference"}
+    both = {"--json", "--version", "--inference", "--details", "--config"}
     flags = {
         max(option.opts, key=len)
         for option in command.params
         if isinstance(option, click.Option)
     }
     taken = {f"--{name.replace('_', '-')}" for name in (*TAKEN, *OWN)}
-    assert flags - taken - both - {"--sweep"} == {options[0] for options in OF_TRAINING}
+    over = {"--sweep", "--csv", "--plot"}
+    assert flags - taken - both - over == {options[0] for options in OF_TRAINING}
+
+
+def test_a_sweep_over_links_is_written_as_csv(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "s.csv"
+    axis = ("--sweep", "intra-node-bandwidth=100,450")
+    assert simulate(*ASKED, "--tp", "2", *axis, "--csv", str(file)) == 0
+    head, slow, fast = (line.split(",") for line in file.read_text().splitlines())
+    first = head.index("first_token_s")
+    assert float(slow[first]) > float(fast[first])
+    assert "--plot" in _refused(capsys, *axis, "--plot", str(tmp_path / "p.html"))
+    assert "--csv" in _refused(capsys, "--csv", str(file))
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert simulate(*ASKED, *argv) == 2
+    return capsys.readouterr().err
 
 
 def test_a_layout_file_is_of_training(
@@ -224,7 +246,7 @@ def test_a_sweep_prices_each_combination(capsys: pytest.CaptureFixture[str]) -> 
         ("kv-cache-dtype=int3", "cache"),
         ("quantization=int3", "quantization"),
         ("precision=int3", "precision"),
-        ("prompt-len=0", "whole numbers"),
+        ("prompt-len=0", "whole number"),
         ("tp", "AXIS=V1,V2"),
     ],
 )

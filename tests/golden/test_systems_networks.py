@@ -83,13 +83,44 @@ def test_a_dense_model_runs_on_rails_as_on_full_bisection(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = answered(capsys, *ASKED, *LAYOUT, "--compare-networks")
-    full, part, rails = found["network_designs"]["networks"]
+    designs = {one["name"]: one for one in found["network_designs"]["networks"]}
+    full, rails = designs["full-bisection"], designs["rail-only"]
+    half, quarter = (designs[f"oversubscribed {part}:1"] for part in (2, 4))
     assert full["step_time_s"] == found["step_time_s"]
+    optimised = {**designs["rail-optimised"], "name": "full-bisection"}
+    assert optimised == full  # NICs are plugged in otherwise, that is all
     assert rails["step_time_s"] == pytest.approx(full["step_time_s"], rel=1e-9)
-    assert part["step_time_s"] > full["step_time_s"]
+    assert quarter["step_time_s"] > half["step_time_s"] > full["step_time_s"]
     for name in ("switches", "links", "dollars", "watts"):
         assert rails[name] < full[name]
-        assert part[name] < full[name]
+        assert quarter[name] < half[name] < full[name]
+
+
+def test_with_unlike_nics_a_pipeline_loses_less_than_data_parallelism(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A6: the pipeline goes across Ethernet, data parallelism stays inside."""
+    asked = ("--model", "gpt-13b", "--gpus", "64", "--cluster", "dgx-h100")
+    kept = {}
+    for name, layout in {"pp": ("--tp", "8", "--pp", "2"), "dp": ("--tp", "8")}.items():
+        found = answered(capsys, *asked, *layout, "--compare-networks")
+        designs = {one["name"]: one for one in found["network_designs"]["networks"]}
+        full, unlike = designs["full-bisection"], designs["unlike NICs"]
+        kept[name] = full["step_time_s"] / unlike["step_time_s"]
+    assert kept["pp"] > 0.75  # the plan keeps more: test_systems_islands
+    assert kept["dp"] < 0.7
+
+
+def test_four_fabrics_of_64k_endpoints() -> None:
+    """What three tiers of 64 ports just join, in domains of 256 (5 E/k, 3 E/k)."""
+    endpoints = 64**3 // 4
+    full, half, quarter = (clos(endpoints, 64, part) for part in (1, 2, 4))
+    rails = clos(endpoints // DOMAIN) * DOMAIN
+    assert (full.switches, rails.switches) == (5 * 1024, 3 * 1024)
+    assert half.switches == -(-endpoints // 42) + 3 * 512
+    assert quarter.switches == -(-endpoints // 51) + 3 * 256
+    assert full.links == 3 * endpoints
+    assert rails.links == 2 * endpoints
 
 
 def test_what_needs_no_network_and_what_was_measured_are_refused(

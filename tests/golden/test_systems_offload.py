@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +18,7 @@ from planner.api import plan
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.job import Job
+from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.units import GiB
 from tests.golden.priced import job_of, priced
@@ -53,15 +55,26 @@ def fits(layers: int, hidden: int, offload: Offload) -> bool:
     return estimate(job, V100.cluster, layout, on=V100).fits
 
 
+def largest(hidden: int, offload: Offload) -> float:
+    """Billion parameters of the most layers that fit."""
+    layers = next(one for one in count(20) if not fits(one, hidden, offload)) - 1
+    return parameters(gpt(layers, hidden)).total / 1e9
+
+
 @pytest.mark.row(
     "H7",
     "billion parameters on one V100 of 32 GB with the host; without",
     expected="13 (1); 1.4 (0.2)",
+    misses="one sequence at a time, every layer recomputed; theirs is not said",
 )
-def test_thirteen_billion_parameters_on_one_v100_need_the_host() -> None:
+def test_thirteen_billion_parameters_on_one_v100_need_the_host(
+    obtained: Obtained,
+) -> None:
     """13 B with ZeRO-Offload (abstract; table 2): 12.9 B fit and 15 B do not; without,
     at 16 bytes a parameter, no more than two."""
     away = Offload(optimizer=True)
+    most = (largest(5120, away), largest(2048, Offload()))
+    obtained("; ".join(f"{billions:.1f}" for billions in most))
     assert fits(40, 5120, away)
     assert not fits(47, 5120, away)
     assert fits(24, 2048, Offload())  # 1.3 B
@@ -102,8 +115,8 @@ def test_memory_of_llama_65b_falls_with_the_ratio(
         layout = spell_out(choice, job.graph, job.global_batch)
         found = estimate(job, where.cluster, layout, on=where)
         peaks.append(found.peak_allocated_bytes / GiB)
-        obtained(f"{peaks[0] - peaks[-1]:.1f}")
         assert found.breakdown_s["offload"] < 0.1 * found.step_time_s  # mostly hidden
+    obtained(f"{peaks[0] - peaks[-1]:.1f}")
     assert peaks[0] - peaks[1] == pytest.approx(measured, rel=0.12)
 
 

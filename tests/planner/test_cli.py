@@ -139,7 +139,7 @@ def test_the_table_fits_a_screen(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    for most, more in ((24, ()), (41, ("--details",))):
+    for most, more in ((24, ()), (46, ("--details",))):
         code, out, err = ask("--model", "gpt-13b", "--gpus", "64", *more)
         assert (code, err) == (0, "")
         lines = out.splitlines()

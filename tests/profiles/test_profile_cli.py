@@ -140,7 +140,9 @@ def test_gpus_are_the_default_where_there_are_some(
 
 def test_a_file_is_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile.run(["--show", str(file)]) == 0
-    assert "backward-weight" not in capsys.readouterr().out
+    screen = capsys.readouterr().out
+    assert "backward-weight" not in screen
+    assert screen.splitlines()[-1] == "--details adds the samples by kind"
     assert profile.run(["--show", str(file), "--details"]) == 0
     out, err = capsys.readouterr()
     assert err == ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from costmodel import simulate
-from costmodel.pages import estimate_page
+from costmodel.pages import estimate_page, sweep_page
 from profiles.hardware import cluster
 from tests.support.browser import READY, browser, watched
 
@@ -75,4 +75,32 @@ def test_the_timeline_zooms_until_each_action_is_drawn(
     )
     assert took_ms < SMOOTH_MS
     assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_sweep_shows_without_complaint(
+    chromium: Any, tmp_path: Path, scheme: str
+) -> None:
+    rows = [
+        (
+            {"gpus": gpus, "zero": zero},
+            simulate("gpt-13b", gpus=gpus, tp=4, zero=zero, global_batch=256),
+        )
+        for gpus in (8, 64, 512)
+        for zero in (1, 3)
+    ]
+    file = tmp_path / "sweep.html"
+    file.write_text(sweep_page(rows), encoding="utf-8")
+    size = {"width": 390, "height": 900}
+    page, complaints, loaded = watched(chromium, viewport=size, color_scheme=scheme)
+    page.goto(file.as_uri())
+    page.wait_for_selector(READY)
+    assert complaints == []
+    assert [url for url in loaded if not url.startswith(("file:", "data:"))] == []
+    assert page.locator("#throughput-legend li").all_inner_texts() == [
+        "zero=1",
+        "zero=3",
+    ]
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.close()

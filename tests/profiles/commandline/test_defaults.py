@@ -176,6 +176,17 @@ def test_it_does_not_contradict_what_says_the_question_itself(
     assert typed[0] == 2  # who types it contradicts the file
 
 
+def test_what_is_of_training_is_not_asked_of_inference(ask: Ask) -> None:
+    write("[common]\nframework = 'nemo'\n[plan]\nzero = 1\nexplain = true\ntop = 1\n")
+    served = ("--inference", "llama3-8b", "--gpus", "1", "--cluster", "dgx-h100")
+    code, out, err = ask(plan, *served, "--json")
+    assert (code, json.loads(out)["defaults"].keys()) == (0, {"file", "top"})
+    assert "from meshwright.toml: top 1" in err
+    write("[simulate]\nzero = 1\ntokens = 1e9\n")
+    assert ask(simulate, *served)[0] == 0
+    assert ask(simulate, *served, "--zero", "1")[0] == 2
+
+
 def test_execute_takes_its_own(ask: Ask) -> None:
     write("[execute]\nlr-schedule = 'cosin'\n")
     code, _, err = ask(execute, "layout.json")

@@ -122,7 +122,14 @@ def undisturbed(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["forward", "update", "loss"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "update",
+        pytest.param("forward", marks=pytest.mark.matrix),
+        pytest.param("loss", marks=pytest.mark.matrix),
+    ],
+)
 def test_no_step_is_lost_with_a_replica(
     folder: Path, tmp_path: Path, undisturbed: list[float], place: str
 ) -> None:

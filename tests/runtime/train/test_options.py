@@ -77,7 +77,7 @@ def test_a_rate_that_cannot_be_is_refused() -> None:
         ({"checkpoint_dir": "file"}, "--checkpoint-dir"),
         ({"training": Training(log="file/run.jsonl")}, "--log"),
         ({"training": Training(trace="file/traces"), "steps": 9}, "--trace"),
-        ({"training": Training(trace="traces"), "steps": 3}, "give 4 or more"),
+        ({"training": Training(trace="traces"), "steps": 4}, "give 5 or more"),
         ({"data": "missing.txt", "checkpoint_dir": "new"}, "missing.txt"),
         ({"nnodes": 2, "checkpoint_dir": "new"}, "meet at HOST:PORT"),
         ({"rdzv_endpoint": "node0"}, "meet at HOST:PORT"),
