@@ -50,13 +50,13 @@ def steady(
     pass, [2, pp]."""
     if costs.turns == 1:
         return _alone(program, costs, durations, behind_s)
-    low, high = 1 / costs.turns, 1.0  # what passes take, over their price
+    pp = program.shape.pp
+    low, high = 1 / min(costs.turns, pp), 1.0  # what passes take, over their price
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         found = _alone(program, costs, middle * durations, behind_s)
         at_work = middle * durations.sum() / found.period_s if found.period_s else 1.0
-        pp = program.shape.pp
-        slower = 1 / speed(costs.turns, costs.messages, pp, max(at_work, 1e-9))
+        slower = 1 / speed(costs.turns, costs.messages, pp, max(at_work, 1.0))
         low, high = (middle, high) if slower > middle else (low, middle)
     return _alone(program, costs, high * durations, behind_s)
 
