@@ -22,6 +22,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any, Final
 
 OWN, HUGGING_FACE = "tests.support.user_modules", "tests.support.hugging_face_modules"
+CONVOLUTIONAL: Final = "tests.support.convolutional"
 # Module → (where, sequence, the spec that is the same model, whether it is executed).
 MODULES: Final[dict[str, tuple[str, int | None, str | None, bool]]] = {
     "gpt2": (HUGGING_FACE, None, None, True),
@@ -33,18 +34,22 @@ MODULES: Final[dict[str, tuple[str, int | None, str | None, bool]]] = {
     "gpt_125m": (HUGGING_FACE, 2048, "gpt-125m", False),
     "bert_base": (HUGGING_FACE, 512, "bert-base", False),
     "vit_base": (HUGGING_FACE, None, "vit-base", False),
+    "llama_1b": (HUGGING_FACE, 512, "llama3.2-1b", False),
+    "t5_small": (HUGGING_FACE, 512, "t5-small", False),
     "gpt_175b": (HUGGING_FACE, 2048, None, False),
     "resnet": (OWN, None, None, True),
     "wide_resnet": (OWN, None, None, True),
     "resnet_50": (OWN, None, "resnet-50", False),
     "wide_resnet_50": (OWN, None, "wide-resnet-50-2", False),
     "unet": (OWN, None, None, True),
+    "unet_2d": (CONVOLUTIONAL, None, "unet-2d", False),
+    "unet_3d": (CONVOLUTIONAL, None, "unet-3d", False),
     "dlrm": (OWN, None, None, True),
     "lstm": (OWN, None, None, True),
     "odd": (OWN, None, None, True),
     "by_hand": (OWN, None, None, True),
 }
-GPUS: Final = {"gpt_175b": 1024}
+GPUS: Final = {"gpt_175b": 1024, "llama_1b": 8, "unet_3d": 8}
 
 
 def seen(name: str) -> dict[str, Any]:

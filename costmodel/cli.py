@@ -13,18 +13,19 @@ from costmodel.options import (
     ExportOptions,
     InferenceOptions,
     Pins,
+    RunOptions,
     SweepOptions,
     export_options,
     for_inference,
     inference_options,
     layout_options,
+    run_options,
     sweep_options,
 )
 from profiles.commandline import (
-    LARGEST_SAMPLES,
     CalibrationOptions,
-    Count,
     FilePath,
+    FloatRange,
     IntRange,
     JobOptions,
     calibration_options,
@@ -62,6 +63,7 @@ class Wish:
 
     what_if: SweepOptions
     file: Path | None  # a layout
+    run: RunOptions
     runs: Path | None = option(
         type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
     )
@@ -92,19 +94,6 @@ class Wish:
         help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
         "torchtitan's or Hugging Face's configuration. Options say what it does not.",
     )
-    tokens: float | None = option(
-        type=Count(1, 1e18),
-        metavar="N",
-        help="Also: days (and dollars, where the device has a price) and total FLOPs "
-        "to train N tokens.",
-    )
-    rampup: tuple[int, int, int] | None = option(
-        flag="--rampup-batch-size",
-        type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
-        metavar="START INCREMENT SAMPLES",
-        help="With --tokens: the batch grows from START sequences to the global batch "
-        "by INCREMENT, over the first SAMPLES sequences.",
-    )
     compares: bool = option(
         default=False,
         flag="--compare-data-parallel",
@@ -118,6 +107,13 @@ class Wish:
         is_flag=True,
         help="Also: the layout on networks of full bisection, oversubscribed, "
         "rail-only and with unlike NICs, with switches, cost and power.",
+    )
+    dtr: float | None = option(
+        flag="--compare-dtr",
+        type=FloatRange(0, 1, strictly=True),
+        metavar="SHARE",
+        help="Also: a micro-batch of the first stage by dynamic tensor "
+        "rematerialization, in this share of its bytes, by seven heuristics.",
     )
     radix: int | None = option(
         type=IntRange(4, 1024),
@@ -151,11 +147,11 @@ class Wish:
             "--memory-snapshot": self.memory_snapshot,
             "--compare": self.compare,
             "--out": self.out,
-            "--tokens": self.tokens,
-            "--rampup-batch-size": self.rampup,
+            "--tokens": self.run.tokens,
             "--compare-data-parallel": self.compares or None,
             "--compare-networks": self.compares_networks or None,
             "--radix": self.radix,
+            "--compare-dtr": self.dtr,
             "--flops-convention": self.convention,
             "--from": self.source,
         }
@@ -199,10 +195,6 @@ class Wish:
             _require_of_one("--sweep", {**self.of_one_layout, "--report": self.report})
             if self.file is not None:
                 raise Contradiction("--sweep changes layout options, not a layout file")
-        elif self.rampup is not None and self.tokens is None:
-            raise Contradiction(
-                "--rampup-batch-size is about a whole run; give its --tokens too"
-            )
         if self.radix is not None and not self.compares_networks:
             raise Contradiction("--radix is of networks; give --compare-networks too")
 
@@ -226,6 +218,7 @@ class Wish:
 @inference_options
 @export_options
 @calibration_options
+@run_options
 @sweep_options
 @collected("Answers", Wish, "wish")
 def simulate(
@@ -341,10 +334,10 @@ def _one(
         extras(
             found,
             priced.on,
-            tokens=wish.tokens,
-            rampup=wish.rampup,
+            run=wish.run,
             compares=wish.compares,
             radix=(wish.radix or RADIX) if wish.compares_networks else None,
+            dtr=wish.dtr,
         )
     )
     if wish.compare is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, TypedDict, Unpack
 
-from costmodel.layout import AUTO, NOTHING, parse_offload
+from costmodel.layout import AUTO
 from costmodel.machine import Calibration, Machine, machine
 from costmodel.options import Pins, pins_cut
 from costmodel.simulation import default_precision, flash_default
@@ -30,6 +30,7 @@ from planner.problem import (
     hopeless,
     hopeless_by_states,
     is_unlike,
+    kept_of,
     length,
     only_unlike,
     too_deep,
@@ -205,8 +206,9 @@ def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Pro
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
         probability=odds,
-        offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
+        offload=kept_of(fixed, {}),
         offloads_to=away,
+        free_bits=fixed.free_bits,
         objective=goal,
         executable=is_local(cluster) if executable is None else executable,
         any_stage=options.any_stage,
@@ -293,7 +295,7 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
         from planner.heterogeneous import stages_alone
 
         solution = stages_alone(problem, limits)
-    elif problem.offloads_to is not None:
+    elif problem.offloads_to is not None or problem.free_bits:
         again = partial(_solve, search=search)
         solution = over_offloads(problem, again, limits)
     else:

@@ -131,6 +131,11 @@ def plan(
         )
         return
     latency.require_inference()
+    if wish.around.jobs is not None:
+        from planner.queries import share
+
+        share(job, pins, wish, [*flags(learning), *flags(exporting)])
+        return
     if wish.serve or wish.port is not None:
         from planner.queries import explore
 
@@ -234,7 +239,7 @@ def _require_range(wish: Wish, exporting: ExportOptions) -> None:
             "(--sweep takes gpus and cluster too)"
         )
     for what in several:
-        tokens = wish.around.tokens is not None and what == "--sweep"
+        tokens = wish.around.run.tokens is not None and what == "--sweep"
         refuse_beside(what, wish, export=bool(given(exporting)), tokens=tokens)
     if not several and any(wish.what_if.outputs.values()):
         wish.what_if.require_sweep(of_several="--sweep, several --gpus or --versus")
@@ -247,9 +252,14 @@ def _sized(planning: Planning) -> tuple[Planning, Beside]:
     from planner.report import Beside
 
     asked, around = planning.asked, planning.wish.around
-    wanted = wanted_of(around.tokens, around.days, around.budget)
+    wanted = wanted_of(around.run, around.days, around.budget)
     if wanted is None:
         return planning, Beside()
+    if around.run.rampup is not None:
+        raise Contradiction(
+            "--rampup-batch-size is about one plan, and --days and --budget compare "
+            "several; leave one or the other out"
+        )
     if asked.job.gpus is not None:
         raise Contradiction(
             f"--gpus {asked.job.gpus} is what --days and --budget ask for; leave it out"
@@ -287,7 +297,9 @@ def _one_plan(
         beside_present,
         export,
         others,
+        over_batches,
         probe,
+        require_ramp,
         why_not,
         write,
     )
@@ -299,18 +311,23 @@ def _one_plan(
     posed = _posed(asked, largest)
     posed = replace(posed, assumed={**planning.implied, **posed.assumed})
     problem = posed.problem
+    require_ramp(around.run, problem)
     require_answerable(problem, around, any_stage=wish.any_stage)
     planning.require_stages(problem)
     first = planning.searched(problem, limits)
     _require_found(problem, first, asked.where, limits)
     solution = planning.improved(problem, first, limits)
+    solution, ramped, said = over_batches(
+        around.run, problem, solution, planning.at_batch
+    )
+    found += said
     compared = [first, *_others(problem, wish)]
     read = () if around.source is None else (around.source,)
     found += export(exporting, problem, solution, asked, read)
     if wish.out is not None and solution.best is not None:
         write(wish.out, problem, solution.best, asked)
     found += beside_present(now, problem, solution)
-    found += beside(problem, solution, around, largest, planning.solved, limits)
+    found += beside(problem, solution, around, largest, planning.solved, limits, ramped)
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
     found += why_not(problem, solution, around, asked, planning.solved)

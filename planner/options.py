@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from costmodel.options import SweepOptions
+from costmodel.options import RunOptions, SweepOptions, run_options
 from profiles.commandline import (
     Choice,
     Count,
@@ -35,7 +35,6 @@ OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
 MOST_SIZES: Final = 64
 MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
-MOST_TOKENS: Final = 1e18
 _RANGE: Final = re.compile(r"([^.]*)\.\.([^.]*)")
 _RULE: Final = (
     "write a number of GPUs, several (8,16,32), or a range that doubles from the first "
@@ -47,6 +46,7 @@ _RULE: Final = (
 class Around:
     """Each is None or False where the command line does not ask."""
 
+    run: RunOptions = field(default_factory=RunOptions)
     maximize: str | None = option(
         type=Choice(QUANTITIES),
         help="The largest seq-len, global-batch or number of layers that fits, and the "
@@ -80,12 +80,6 @@ class Around:
         help="Also: what more memory, faster links and devices, and a doubled batch "
         "would buy.",
     )
-    tokens: float | None = option(
-        type=Count(1, MOST_TOKENS),
-        metavar="N",
-        help="Also: days (and dollars, where the device has a price) to train N "
-        "tokens.",
-    )
     days: float | None = option(
         type=FloatRange(0, 1e6, strictly=True),
         metavar="D",
@@ -109,6 +103,12 @@ class Around:
         is_flag=True,
         help="Also: each operator's best sharding on the layout's mesh, by integer "
         "program.",
+    )
+    jobs: Path | None = option(
+        type=FilePath(),
+        metavar="FILE",
+        help="In place of --model: how several jobs, of a TOML or JSON file, share the "
+        "GPUs.",
     )
     versus: str | None = option(
         type=text,
@@ -210,19 +210,25 @@ class Wish:
     @property
     def of_training(self) -> list[str]:
         """Options that were given and say nothing of inference."""
-        kept = ("top", "details", "sizes", "as_json", "around", "what_if")
+        kept = ("top", "details", "sizes", "as_json", "around", "what_if", "run")
+        around, run = self.around, self.around.run
         both: list[tuple[Any, Any]] = [
-            (of, one) for of in (self, self.around, self.what_if) for one in fields(of)
+            (of, one) for of in (self, around, run, self.what_if) for one in fields(of)
         ]
         return [
-            f"--{one.name.replace('_', '-')}"
+            one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
             for of, one in both
             if one.name not in kept and getattr(of, one.name) != one.default
         ]
 
 
-around_options = collected("Questions around the plan", Around, "around")
+_questions = collected("Questions around the plan", Around, "around")
 search_options = collected("Search", Wish, "wish")
+
+
+def around_options(function: Function) -> Function:
+    """Add the options of `Around`, those of a whole run among them."""
+    return run_options(_questions(function))
 
 
 def several_gpus(function: Function) -> Function:

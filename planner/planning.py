@@ -27,6 +27,7 @@ from planner.queries import wanted_runners_up
 from planner.report import metered
 from planner.search import Limits, search_called
 from profiles.commandline import warn
+from profiles.errors import InvalidQuestion, OutOfTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,15 @@ class Planning:
         found = self.asked.pose(gpus=gpus)
         self.require_stages(found.problem)
         return found
+
+    def at_batch(self, global_batch: int) -> Solution | None:
+        """The answer to the same question with another batch; None where none is
+        found."""
+        try:
+            posed = self.asked.pose(global_batch=global_batch)
+            return self.solved(posed.problem)
+        except (InvalidQuestion, OutOfTime):
+            return None
 
     def require_stages(self, problem: Problem) -> None:
         """Raise where stages cannot differ, if they are asked to."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.options import ExportOptions, Pins
+from costmodel.options import ExportOptions, Pins, RunOptions
 from planner.options import Around, Wish
 from profiles.commandline import (
     CalibrationOptions,
@@ -25,6 +25,7 @@ from profiles.hardware import DEFAULT_CLUSTER
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
+    from costmodel.training_run import Ramped
     from planner.analysis import Wanted
     from planner.problem import Asked, Candidate, Posed, Problem, Solution
     from planner.report import Beside
@@ -51,6 +52,7 @@ def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
         "--days": around.days is not None,
         "--budget": around.budget is not None,
         "--from": around.source is not None,
+        "--rampup-batch-size": around.run.rampup is not None,
         "--versus": bool(around.versus),
         "--scaling": around.scaling is not None and "--gpus" not in what,
         "--sweep": bool(wish.what_if.sweep),
@@ -65,7 +67,7 @@ def refuse_beside_diff(wish: Wish, **more: bool) -> None:
     refuse_beside(
         "--diff",
         wish,
-        tokens=wish.around.tokens is not None,
+        tokens=wish.around.run.tokens is not None,
         any_stage=wish.any_stage,
         allow_async=wish.allow_async,
         time_limit=wish.time_limit is not None,
@@ -152,11 +154,36 @@ def explore(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None
         where = cluster(start["cluster"])
         own = replace(own, own_clusters={where.name: where})
         start["cluster"] = where.name
-    if wish.around.tokens is not None:
-        start["tokens"] = wish.around.tokens
+    if wish.around.run.tokens is not None:
+        start["tokens"] = wish.around.run.tokens
     server = Server(start, own, PORT if wish.port is None else wish.port)
     console().print(f"explore at {server.address} (Ctrl-C ends it)")
     serve(server)
+
+
+def share(job: JobOptions, pins: Pins, wish: Wish, refused: list[str]) -> None:
+    """How several jobs share the GPUs; raises Contradiction for what is about one."""
+    from planner.jobs import answer
+    from planner.problem import Goal
+
+    kept = ("--jobs", "--report", "--time-limit", "--executable", "--probability")
+    asked = {"model", "seq_len", "global_batch", "profile"} & given(job).keys()
+    wrong = [f"--{name.replace('_', '-')}" for name in sorted(asked)]
+    wrong += [one for one in wish.of_training if one not in kept]
+    if wish.sizes:
+        wrong.append("several numbers of --gpus")
+    if wrong := wrong + refused:
+        raise Contradiction(f"--jobs has no use for {', '.join(wrong)}; leave it out")
+    assert wish.around.jobs is not None
+    answer(
+        wish.around.jobs,
+        job,
+        pins,
+        Goal(executable=wish.executable, probability=wish.probability),
+        report=wish.report,
+        time_limit_s=wish.time_limit,
+        as_json=wish.as_json,
+    )
 
 
 def compare(
@@ -326,6 +353,46 @@ def sized(
         lines=(("sized", search.words(found)),),
         members={"sizing": search.document(found)},
     )
+
+
+def require_ramp(run: RunOptions, problem: Problem) -> None:
+    """Raise for a batch that cannot grow as asked, before anything is searched."""
+    if run.rampup is not None:
+        from costmodel.training_run import BatchRamp
+
+        ramp = BatchRamp.of(run)
+        assert ramp is not None
+        ramp.batches(problem.job.global_batch)
+
+
+def over_batches(
+    run: RunOptions,
+    problem: Problem,
+    solution: Solution,
+    planned: Callable[[int], Solution | None],
+) -> tuple[Solution, Ramped | None, Beside]:
+    """The plan that is best over the whole of a ramp, its run, and what is said;
+    *planned* answers at another batch."""
+    from planner.report import Beside
+
+    if run.rampup is None or run.tokens is None or solution.best is None:
+        return solution, None, Beside()
+    from costmodel.training_run import RESTART_S, BatchRamp
+    from planner.ramp import over_ramp, ramp_document, ramp_lines
+
+    ramp = BatchRamp.of(run)
+    assert ramp is not None
+    found = over_ramp(
+        problem,
+        solution,
+        ramp,
+        tokens=run.tokens,
+        replan_s=RESTART_S if run.restart_time is None else run.restart_time,
+        planned=planned,
+    )
+    document = {"over_ramp": ramp_document(found)}
+    beside = Beside(lines=ramp_lines(found), members=document)
+    return found.recommended(problem, solution), found.ramped(), beside
 
 
 def why_not(

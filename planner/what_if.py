@@ -28,14 +28,14 @@ def answer_sizes(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
     from planner.report import sizes_document, sizes_table, sizes_words
 
     wish, scaling = planning.wish, planning.wish.around.scaling
-    tokens, where = wish.around.tokens, planning.asked.where
+    run, where = wish.around.run, planning.asked.where
     if scaling is None:
         solve = planning.solved
         answers = plans(wish.sizes, planning.posed, solve, planning.limits)
         rows = list(counted(answers, len(wish.sizes), "planning"))
     else:
         rows = _curve(planning, scaling)
-    document = sizes_document(rows, where, tokens, scaling)
+    document = sizes_document(rows, where, run, scaling)
     if not any(row.estimate for row in rows):
         premise(document)
         sound = [row for row in rows if row.posed is not None]
@@ -50,8 +50,8 @@ def answer_sizes(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
         emit_json(document)
         return
     screen = console()
-    screen.print(sizes_table(rows, tokens, scaling))
-    screen.print(sizes_words(rows, tokens))
+    screen.print(sizes_table(rows, run, scaling))
+    screen.print(sizes_words(rows, run.tokens))
 
 
 def _curve(planning: Planning, scaling: str) -> list[Sized]:
@@ -126,7 +126,7 @@ def answer_versus(
     from planner.analysis import rivals
     from planner.report import versus_layouts, versus_table, versus_words
 
-    asked, tokens = planning.asked, planning.wish.around.tokens
+    asked, tokens = planning.asked, planning.wish.around.run.tokens
     if asked.profile is not None:
         raise Contradiction(
             "--versus compares clusters of the catalogue or of files; leave --profile "

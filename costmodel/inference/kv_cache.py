@@ -10,7 +10,9 @@ How weights are stored: bytes by precision, or quantized in groups.
 
 A quantized weight takes its bits, and a scale and a zero of 16 bits for every group:
 P (1 + 4/g) bytes of P weights in 8 bits (ZeroQuant, Yao et al., NeurIPS 2022, section
-4.1: group-wise quantization; GPTQ and AWQ store as much). Embedding, head, routers,
+4.1: group-wise quantization; GPTQ and AWQ store as much). With activations in 8 bits by
+token (W8A8) products run as those of fp8 do, whose rate is that of INT8 on Hopper and
+later. Embedding, head, routers,
 norms and biases stay as activations are, as number formats of fewer bits leave them.
 """
 
@@ -23,13 +25,14 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.operators import Degrees, held_experts, parameters, product_shape
+from costmodel.options import W8A8
 from profiles.arrays import Array
-from profiles.hardware import Precision
+from profiles.hardware import Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
 from profiles.samples import NEVER_NARROW, SIXTEEN_BITS, number_of
 
 GROUP_SIZE: Final = 128  # that GPTQ's and AWQ's checkpoints mostly have
-_BITS: Final = {"int8": 8, "int4": 4}
+_BITS: Final = {"int8": 8, "int4": 4, W8A8: 8}
 _SCALE_AND_ZERO_BYTES: Final = 2 * SIXTEEN_BITS
 
 
@@ -56,6 +59,12 @@ class Stored:
             bits = _BITS[self.quantization]
             return bits / 8 + _SCALE_AND_ZERO_BYTES / self.group_size
         return number_of(operator, self.precision).bytes
+
+    def multiplied_in(self, operator: Operator) -> Format:
+        """The format of the operands of a product."""
+        if self.quantization == W8A8 and not NEVER_NARROW & {*operator.columns}:
+            return Format.FP8
+        return number_of(operator, self.precision)
 
     def held_bytes(self, operator: Operator, block: Block, degrees: Degrees) -> Array:
         """Bytes of all that a rank holds of an operator: weight, bias, vectors."""

@@ -177,7 +177,7 @@ def _product_s(operator: Operator, of: Pass, *shape: Any) -> Array:
     return product_s(
         *shape,
         machine=of.machine,
-        number=number_of(operator, of.stored.precision),
+        number=of.stored.multiplied_in(operator),
         weight_bytes=of.stored.each_bytes(operator),
     )
 

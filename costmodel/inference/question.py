@@ -12,7 +12,7 @@ from costmodel.inference.kv_cache import GROUP_SIZE, Stored
 from costmodel.layout import Uniform
 from costmodel.machine import Machine, machine
 from costmodel.operators import Degrees
-from costmodel.options import CACHE_FORMATS, QUANTIZATIONS, InferenceOptions, Pins
+from costmodel.options import CACHE_FORMATS, QUANTIZATIONS, W8A8, InferenceOptions, Pins
 from costmodel.simulation import (
     default_precision,
     degrees_asked,
@@ -270,8 +270,9 @@ def _stored(name: str, options: InferenceOptions, assumed: dict[str, Any]) -> St
                 f"--group-size {group} is of quantized weights; add --quantization"
             )
         return Stored(precision=precision(name))
-    if quantization not in QUANTIZATIONS:
-        raise UnknownName("quantization", quantization, QUANTIZATIONS)
+    known = (*QUANTIZATIONS, W8A8)
+    if quantization not in known:
+        raise UnknownName("quantization", quantization, known)
     if name not in _SIXTEEN_BIT:
         raise Contradiction(
             f"--quantization {quantization} stores weights that are multiplied in 16 "
@@ -285,6 +286,14 @@ def _stored(name: str, options: InferenceOptions, assumed: dict[str, Any]) -> St
 
 def _violations(asked: Question, cluster: Cluster) -> Iterator[str]:
     choice, job = asked.choice, asked.job
+    if asked.stored.quantization == W8A8:
+        slow = [one for one in cluster.islands if "fp8" not in one.device.peak]
+        for island in slow:
+            yield (
+                f"--quantization {W8A8}: no rate of products of 8 bits is known for "
+                f"{island.device.name}; choose {' or '.join(QUANTIZATIONS)}, or a "
+                "newer device"
+            )
     yield from machine_violations(choice, cluster)
     if choice.pp > job.graph.body:
         yield f"pp={choice.pp} is more than the {job.graph.body} layers"

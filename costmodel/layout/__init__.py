@@ -24,8 +24,11 @@ if TYPE_CHECKING:
         parse_layers,
     )
     from costmodel.layout.offload import (
+        AS_IT_IS,
+        COMPRESSIONS,
         NOTHING,
         PLAIN,
+        RUNNING,
         STATES,
         TIERS,
         Offload,

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
-from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus
+from costmodel.layout.offload import AS_IT_IS, NOTHING, PLAIN, Offload, ZeroPlus
 from costmodel.layout.retention import Action, Retention
 from costmodel.layout.sharding_spec import ModuleSharding, sharding_documents
 from profiles.errors import InvalidSpec
@@ -236,9 +236,9 @@ class Layout:
             raise InvalidSpec(
                 f"cp_kind {self.cp_kind!r} is not one of {', '.join(CP_KINDS)}"
             )
-        if self.offload.activations:
+        if self.offload.of_activations is not None:
             raise InvalidSpec(
-                "a layout offloads activations layer by layer, by their retention; its "
+                "a layout treats activations layer by layer, by their retention; its "
                 f"own offload is of states, not {self.offload}"
             )
         spans = sorted({one for s in self.stages for one in s.mesh.ranks.spans})
@@ -316,6 +316,17 @@ class Layout:
         treated = (one for p in self.plans for one in p.retention.tensors.values())
         shares = (one.ratio for one in treated if one.action is Action.OFFLOAD)
         return max(shares, default=0.0)
+
+    @cached_property
+    def compression(self) -> str:
+        """In how many bits saved tensors are kept, as `Offload.compress` says it, where
+        all that are compressed are alike."""
+        treated = (one for p in self.plans for one in p.retention.tensors.values())
+        packed = {one for one in treated if one.action is Action.COMPRESS}
+        if len(packed) != 1:
+            return AS_IT_IS
+        (one,) = packed
+        return f"{one.bits}-running" if one.running else str(one.bits)
 
     def micro_batch(self, stage: Stage) -> int:
         """Sequences that one data-parallel rank of *stage* has in a micro-batch."""

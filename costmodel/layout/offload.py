@@ -3,6 +3,7 @@
 `Offload` says what leaves the device between uses, and where it goes:
 
 activations   a share of what a layer keeps for backward (Yuan et al., ATC 2024)
+compress      in how many bits all that it keeps stays where it is (ActNN, Mesa)
 optimizer     its states and step, and below them the gradients (ZeRO-Offload)
 parameters    the shards of ZeRO-3 (ZeRO-Infinity)
 
@@ -23,12 +24,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from costmodel.layout.retention import EVERYTHING, Action, Retention, Treatment
+from costmodel.layout.retention import (
+    BITS,
+    EVERYTHING,
+    RUNNING_BITS,
+    Action,
+    Retention,
+    Treatment,
+)
 from profiles.errors import InvalidSpec
 from profiles.models import Block
 
 TIERS: Final = ("cpu", "nvme")
 STATES: Final = ("optimizer", "parameters")
+AS_IT_IS: Final = "none"
+RUNNING: Final = f"{RUNNING_BITS}-running"  # of Mesa's running ranges
+COMPRESSIONS: Final = (AS_IT_IS, *map(str, BITS), RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +50,19 @@ class Offload:
     optimizer: bool = False
     parameters: bool = False
     tier: str = "cpu"
+    compress: str = AS_IT_IS
 
     def __post_init__(self) -> None:
+        if self.compress not in COMPRESSIONS:
+            raise InvalidSpec(
+                f"activations in {self.compress!r} bits: choose one of "
+                f"{', '.join(COMPRESSIONS)}"
+            )
+        if self.activations and self.compress != AS_IT_IS:
+            raise InvalidSpec(
+                f"activations are offloaded ({self.activations:g}) or compressed "
+                f"({self.compress}), not both; leave one out"
+            )
         if not 0 <= self.activations <= 1:
             raise InvalidSpec(
                 f"offload activations={self.activations:g} must be a ratio from 0 to 1"
@@ -67,7 +89,18 @@ class Offload:
     @property
     def of_states(self) -> Offload:
         """The same without activations, which layers tell one by one."""
-        return replace(self, activations=0.0)
+        return replace(self, activations=0.0, compress=AS_IT_IS)
+
+    @property
+    def of_activations(self) -> Treatment | None:
+        """What is done with each tensor that a layer keeps, if anything."""
+        if self.activations:
+            away = Action.OFFLOAD
+            return Treatment(action=away, ratio=self.activations, tier=self.tier)
+        if self.compress == AS_IT_IS:
+            return None
+        bits, _, running = self.compress.partition("-")
+        return Treatment(action=Action.COMPRESS, bits=int(bits), running=bool(running))
 
     def document(self) -> dict[str, str]:
         """The states that are not on the device, as a layout file holds them; nothing
@@ -80,11 +113,14 @@ class Offload:
 NOTHING: Final = Offload()
 
 
-def parse_offload(text: str | None, tier: str | None = None) -> Offload:
-    """What the option says: any of optimizer, parameters and activations=RATIO.
+def parse_offload(
+    text: str | None, tier: str | None = None, compress: str | None = None
+) -> Offload:
+    """What the options say: any of optimizer, parameters and activations=RATIO, and in
+    how many bits activations that stay are kept.
 
-    >>> parse_offload("optimizer,activations=0.5")
-    Offload(activations=0.5, optimizer=True, parameters=False, tier='cpu')
+    >>> str(parse_offload("activations=0.5,optimizer"))
+    'optimizer,activations=0.5'
 
     Raises InvalidSpec.
     """
@@ -92,6 +128,11 @@ def parse_offload(text: str | None, tier: str | None = None) -> Offload:
         raise InvalidSpec(
             "offload auto is chosen by plan; name what to offload: optimizer, "
             "parameters, activations=RATIO or none"
+        )
+    if compress == "auto":
+        raise InvalidSpec(
+            "compress-activations auto is chosen by plan; give the bits: "
+            f"{', '.join(COMPRESSIONS)}"
         )
     shares = {}
     for part in (text or "none").split(","):
@@ -114,19 +155,19 @@ def parse_offload(text: str | None, tier: str | None = None) -> Offload:
         optimizer="optimizer" in shares,
         parameters="parameters" in shares,
         tier=tier or "cpu",
+        compress=compress or AS_IT_IS,
     )
 
 
 def offloaded(kept: Retention, block: Block, offload: Offload) -> Retention:
-    """*kept*, and of everything that it keeps the share that *offload* moves away.
+    """*kept*, and of everything that it keeps the share that *offload* moves away, or
+    all of it compressed.
 
     Where the whole layer is made again, all that is kept is its input.
     """
-    if not offload.activations:
+    away = offload.of_activations
+    if away is None:
         return kept
-    away = Treatment(
-        action=Action.OFFLOAD, ratio=offload.activations, tier=offload.tier
-    )
     everything = EVERYTHING not in kept.recomputed
     if not everything and (block.entry is None or block.entry.name in kept.recomputed):
         return kept

@@ -21,6 +21,10 @@ from profiles.models import Block, Kind, ModelGraph
 EVERYTHING = "*"  # what is not named; made again: the whole layer but its input
 
 
+BITS = (1, 2, 4, 8, 16)  # that a compressed element may have
+RUNNING_BITS = 8
+
+
 class Action(StrEnum):
     KEEP = "keep"
     RECOMPUTE = "recompute"
@@ -30,20 +34,31 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """What is done with a tensor: `ratio` of it goes to `tier`, or keeps `bits`."""
+    """What is done with a tensor: `ratio` of it goes to `tier`, or keeps `bits`.
+
+    Bits are of a range: of each group of elements, or one that is `running` over the
+    steps (Mesa).
+    """
 
     action: Action
     ratio: float = 1.0
     tier: str | None = None
     bits: int | None = None
+    running: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise InvalidSpec(f"ratio={self.ratio} must be between 0 and 1")
         if self.action is Action.OFFLOAD and self.tier not in ("cpu", "nvme"):
             raise InvalidSpec(f"offload tier {self.tier!r} is not one of cpu, nvme")
-        if self.action is Action.COMPRESS and self.bits not in (1, 2, 4, 8, 16):
-            raise InvalidSpec(f"bits={self.bits} is not one of 1, 2, 4, 8, 16")
+        if self.action is Action.COMPRESS and self.bits not in BITS:
+            allowed = ", ".join(map(str, BITS))
+            raise InvalidSpec(f"bits={self.bits} is not one of {allowed}")
+        if self.running and self.bits != RUNNING_BITS:
+            raise InvalidSpec(
+                f"a running range is of {RUNNING_BITS} bits, not {self.bits}; leave "
+                "running out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +118,8 @@ class Retention:
             for key in ("tier", "bits"):
                 if getattr(treatment, key) is not None:
                     entry[key] = getattr(treatment, key)
+            if treatment.running:
+                entry["running"] = True
             document[name] = entry
         return document
 

@@ -522,7 +522,11 @@ def _cut(choices: Iterable[Uniform], cuts: tuple[int, ...]) -> Iterator[Uniform]
 
 def _guesses(layout: Layout) -> Iterator[Uniform]:
     """By recompute preset, in all layers and in the first few of each stage."""
-    away = replace(layout.away, activations=layout.away_share)
+    away = layout.away
+    if layout.away_share:
+        away = replace(away, activations=layout.away_share)
+    else:
+        away = replace(away, compress=layout.compression)
     plain = replace(Uniform.of_stage(layout, layout.stages[0]), offload=away)
     cut = tuple(one.body for one in layout.stages)
     for counts in (None, cut):

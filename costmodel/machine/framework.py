@@ -247,6 +247,7 @@ class Gradients:
     # Multiplies the seconds of a step's reduction by fitted links, for copies, casts
     # and divisions around it.
     reduction: float = 1.0
+    compressed: float = 1.0  # of what ZeRO-0 all-reduces, the share that travels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ import numpy as np
 
 from costmodel.machine.provenance import Sourced, known
 from profiles.arrays import Array
-from profiles.samples import Curve, Sample, Samples, made_monotone
+from profiles.samples import CONVOLUTIONS, Curve, Sample, Samples, made_monotone
 
 Shape = tuple[int, ...]
 Terms = Callable[..., Sequence[Any]]
@@ -73,7 +73,34 @@ def _elements(*dims: Array) -> Sequence[Any]:
     return (whole, whole / dims[-1]) if len(dims) > 1 else (whole,)
 
 
+def _convolution(
+    batch: Array, given: Array, made: Array, groups: Array, *sides: Array
+) -> Sequence[Any]:
+    each = len(sides) // 4
+    before, after, window = (
+        np.prod(np.stack(sides[each * n : each * (n + 1)]), axis=0) for n in range(3)
+    )
+    weights = given * made * window / groups
+    turned = after > before  # a window for each position that it is given
+    rows = np.where(turned, batch * before, batch * after)
+    return rows * weights, batch * (given * before + made * after) + weights
+
+
+def _pool(batch: Array, channels: Array, *sides: Array) -> Sequence[Any]:
+    each = len(sides) // 3
+    before = np.prod(np.stack(sides[:each]), axis=0)
+    return (batch * channels * before,)
+
+
+def _bag(batch: Array, bag: Array, table: Array, width: Array) -> Sequence[Any]:
+    return batch * bag * width, table * width
+
+
 _TERMS: Final[Mapping[str, Terms]] = {
+    "full-attention": _attention,
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    **dict.fromkeys(("max-pool-1d", "max-pool-2d", "max-pool-3d"), _pool),
+    "embedding-bag": _bag,
     "matmul": _matmul,
     "attention": _attention,
     "lookup": _lookup,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from costmodel.operators.attention import attention_kernel, attention_work
     from costmodel.operators.degrees import Degrees, held_experts, load, tokens
     from costmodel.operators.explicit_sharding import explicit_prices
+    from costmodel.operators.gradient_compression import GradientCompression
     from costmodel.operators.host_overhead import (
         apart_s,
         host_launches,

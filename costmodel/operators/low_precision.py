@@ -5,6 +5,8 @@ weight                     the same, or once a step (`stages.optimizer_step`)
 maximum                    read once more for NVFP4, whose scales of 16 numbers have 8
                            bits themselves and one of the tensor above them
 
+statistics                 read twice more for S2FP8: the mean and the largest logarithm
+
 (Transformer Engine's recipes. That current scaling of fp8 needs a maximum is part of
 `quantise_bytes`: norms and activations find theirs as they write.)
 """
@@ -30,9 +32,9 @@ TURNED = 2  # bytes
 _NOTHING = Sourced(seconds=np.zeros(()))
 
 
-def quantise_bytes(number: Format, machine: Machine) -> float:
+def quantise_bytes(number: Format, machine: Machine, *, shifted: bool = False) -> float:
     """Bytes that quantising moves for an element, read in 16 bits and written twice."""
-    scanned = SIXTEEN_BITS * (number is Format.NVFP4)
+    scanned = SIXTEEN_BITS * ((number is Format.NVFP4) + 2 * shifted)
     narrower = 2 * (Format.FP8.bytes - number.bytes)
     return machine.framework.fp8.quantise_bytes - narrower + scanned
 
@@ -44,13 +46,17 @@ def quantised(
     number: Format,
     machine: Machine,
     groups: Any = 1,
+    shifted: bool = False,
 ) -> tuple[Sourced, Sourced]:
     """Seconds of making the operands of *groups* products of *shape* in *number*,
-    forward and backward."""
+    forward and backward; *shifted*: as S2FP8 has them."""
     if number.bytes >= SIXTEEN_BITS:
         return _NOTHING, _NOTHING
     m, n, k = shape
-    habits, each = machine.framework.fp8, quantise_bytes(number, machine)
+    habits, each = (
+        machine.framework.fp8,
+        quantise_bytes(number, machine, shifted=shifted),
+    )
     of_input = of_output = np.asarray(each)
     whole = operator.kind is not Kind.GROUPED_MATMUL
     if habits.gathers and degrees.sequence_parallel and whole:

@@ -11,7 +11,7 @@ Each pass as it was measured, where the machine has samples of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -40,6 +40,7 @@ from costmodel.operators.saved_tensors import (
     gradient_bytes,
     handed_on,
     internal,
+    written_softmax,
 )
 from costmodel.operators.sharding import (
     Collective,
@@ -55,7 +56,7 @@ from costmodel.operators.sharding import (
 )
 from costmodel.operators.work import OnRank, OperatorPrice, Work
 from profiles.arrays import Array
-from profiles.hardware import Format, Precision
+from profiles.hardware import SHIFTED, Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
 from profiles.samples import SIXTEEN_BITS, number_of
 from profiles.units import US
@@ -154,6 +155,7 @@ def operator_price(
         dummy_bytes=dummy_bytes(at),
         saved=handed_on(at),
         internal=internal(at),
+        softmax=written_softmax(at),
         gradient_bytes=gradient_bytes(at),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
@@ -283,8 +285,15 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
     fused = machine.framework.gradients.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
-    timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
-    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine)
+    timed = _timed_product(at, (m, n, k), number)
+    narrowed, back = quantised(
+        operator,
+        (m, n, k),
+        degrees,
+        number,
+        machine,
+        shifted=precision.name == SHIFTED,
+    )
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + narrowed
     to_input = timed(
@@ -302,6 +311,26 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
+
+
+def _timed_product(
+    at: OnRank, shape: tuple[Array, Array, Array], number: Format
+) -> Callable[..., Sourced]:
+    """Asks for samples of a product; of a convolution first for its own, else for those
+    of a product of as many windows."""
+    operator, block, degrees, _, machine = at
+    product = partial(machine.operator, lambda: ("matmul", shape), number=number)
+    if not operator.sizes:
+        return product
+    local = partial(local_shape, operator, block, degrees)
+
+    def convolution(direction: str, roofline: Callable[[], Array]) -> Sourced:
+        def of_windows() -> Array:
+            return product(direction, roofline=roofline).seconds
+
+        return machine.operator(local, direction, number, of_windows)
+
+    return convolution
 
 
 def _turned(number: Format, machine: Machine) -> float:

@@ -190,6 +190,20 @@ def internal(at: OnRank) -> dict[str, Array]:
     return kept
 
 
+def written_softmax(at: OnRank) -> dict[str, tuple[Array, float]]:
+    """The softmax that attention keeps where no kernel fuses it away, without masks,
+    and the bytes of an element: where it is kept in fp32 too, the mean of both."""
+    operator, block, degrees, precision, machine = at
+    kernel = attention_kernel(degrees, machine)
+    if operator.kind is not Kind.ATTENTION or kernel.startswith("flash"):
+        return {}
+    rows = -(-block.heads // degrees.tp) * rows_of(operator, degrees, split=False)
+    written = _softmax_bytes(kernel, precision)
+    tensors = 1 if written == precision.activation.bytes else 2
+    size = rows * _scores(operator, degrees) * written
+    return {core_of(operator): (size, written / tensors)}
+
+
 def core_of(operator: Operator) -> str:
     """The name of what attention keeps of its own making (`costmodel.layout.CORE`)."""
     return f"{operator.name}_core"
@@ -204,8 +218,12 @@ def _scores(operator: Operator, degrees: Degrees) -> float:
 def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:
     """Bytes that attention keeps of a score: its softmax, and after dropout what is
     left of it with its mask (Korthikanti et al., 4.1); in fp32 too without fusion."""
-    kept = precision.activation.bytes
-    if kernel == "materialised" and kept < Format.FP32.bytes:
-        kept += Format.FP32.bytes
+    kept = _softmax_bytes(kernel, precision)
     drops = any(item.function.startswith("dropout") for item in block.operators)
     return kept + precision.activation.bytes + 1 if drops else kept
+
+
+def _softmax_bytes(kernel: str, precision: Precision) -> float:
+    kept = precision.activation.bytes
+    fused = kernel != "materialised" or kept >= Format.FP32.bytes
+    return kept if fused else kept + Format.FP32.bytes

@@ -363,7 +363,9 @@ def attended(operator: Operator, block: Block, degrees: Degrees) -> tuple[int, b
 
 
 def is_whole(operator: Operator, block: Block, degrees: Degrees) -> Any:
-    """Where attention is that of its sample, or a share of it: causal, no window."""
-    _, causal = attended(operator, block, degrees)
+    """Where attention is that of its sample, or a share of it: to all tokens, or to
+    all before, without a window."""
+    keys, causal = attended(operator, block, degrees)
+    every = causal or (not operator.causal and keys == degrees.seq_len)
     own = operator.keys in (None, operator.rows)
-    return np.asarray(causal and own and degrees.flash_attention)
+    return np.asarray(every and own and degrees.flash_attention)

@@ -136,6 +136,8 @@ class OperatorPrice:
     dummy_bytes: Array  # kept for gradients that are added up already
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working
+    # of those, scores that are written, which can be packed, and bytes of an element
+    softmax: dict[str, tuple[Array, float]]
     gradient_bytes: Array  # of the output's, as that of a weight is made of it
     output_bytes: Array
     input_bytes: Array

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from costmodel.options.inference import (
         CACHE_FORMATS,
         QUANTIZATIONS,
+        W8A8,
         InferenceOptions,
         for_inference,
         inference_options,
@@ -21,5 +22,6 @@ if TYPE_CHECKING:
         pins_cut,
     )
     from costmodel.options.sweep import SweepOptions, sweep_options
+    from costmodel.options.training_run import RECOVERIES, RunOptions, run_options
 
 __all__, __getattr__ = public(__name__, __file__)

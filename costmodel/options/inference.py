@@ -23,7 +23,8 @@ from profiles.commandline import (
 from profiles.errors import Contradiction, Unsupported
 
 CACHE_FORMATS: Final = ("fp32", "fp16", "bf16", "fp8")
-QUANTIZATIONS: Final = ("int8", "int4")
+QUANTIZATIONS: Final = ("int8", "int4")  # of weights alone
+W8A8: Final = "w8a8"  # of activations too
 # What of the question and of the layout inference takes; the rest is training's.
 TAKEN: Final = (
     *("model", "cluster", "gpus", "seq_len", "global_batch", "precision"),
@@ -63,8 +64,9 @@ class InferenceOptions:
         help="Precision of the KV cache.  [default: the activations']",
     )
     quantization: str | None = option(
-        type=Choice(QUANTIZATIONS),
-        help="Weight-only quantization; products run in 16 bits.",
+        type=Choice((*QUANTIZATIONS, W8A8)),
+        help="int8 and int4: of weights, products run in 16 bits; w8a8: of activations "
+        "too, by token, products run in 8.",
     )
     group_size: int | None = option(
         type=IntRange(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from costmodel.layout import CP_KINDS, TIERS
+from costmodel.layout import AUTO, COMPRESSIONS, CP_KINDS, RUNNING, TIERS
 from profiles.commandline import (
     Choice,
     FloatRange,
@@ -87,16 +87,15 @@ class Pins:
         "[default: all of dp]"
     )
     zero_quantized_weights: bool | None = switch(
-        help="ZeRO++ (qwZ), simulated only: forward gathers weights in blocks of "
-        "INT8.  [default: off]"
+        help="ZeRO++ (qwZ): forward gathers weights in blocks of INT8.  [default: off]"
     )
     zero_hpz_partition_size: int | None = _degree(
-        help="ZeRO++ (hpZ), simulated only: ranks, preferably one node's, that "
+        help="ZeRO++ (hpZ): ranks, preferably one node's, that "
         "hold a second copy of the weights, from which backward gathers.  [default: 1, "
         "no copy]"
     )
     zero_quantized_gradients: bool | None = switch(
-        help="ZeRO++ (qgZ), simulated only: gradients are reduced between nodes in "
+        help="ZeRO++ (qgZ): gradients are reduced between nodes in "
         "blocks of INT4.  [default: off]"
     )
     sequence_parallel: bool | None = switch(
@@ -130,6 +129,12 @@ class Pins:
     offload_to: str | None = option(
         type=Choice(TIERS), help="Where offloaded tensors go."
     )
+    compress_activations: str | None = option(
+        type=Choice((*COMPRESSIONS, AUTO)),
+        metavar="BITS",
+        help="Keep what layers save for backward in 1, 2, 4, 8 or 16 bits (ActNN), or "
+        f"in {RUNNING} (Mesa's running ranges); none; in plan also auto (searched).",
+    )
     overlap: str | None = option(
         type=some_of(*OVERLAPS),
         metavar="WHAT,…",
@@ -146,11 +151,22 @@ class Pins:
         help="Bucket size of gradient reduction, in fp32; `fully_shard` ignores it and "
         "reduces per layer.  [default: the framework's]",
     )
+    compress_gradients: str | None = option(
+        type=text,
+        metavar="HOW",
+        help="What ZeRO-0 all-reduces: bf16, powersgd:RANK, or 1bit[:WARMUP_STEPS] "
+        "(1-bit Adam; priced after the warm-up).  [default: gradients as they are]",
+    )
 
     @property
     def free_tier(self) -> str | None:
         """Where a search may offload what it likes, if that is asked for."""
-        return (self.offload_to or TIERS[0]) if self.offload == "auto" else None
+        return (self.offload_to or TIERS[0]) if self.offload == AUTO else None
+
+    @property
+    def free_bits(self) -> bool:
+        """Whether a search may choose in how many bits activations are kept."""
+        return self.compress_activations == AUTO
 
 
 def pins_cut(pins: Pins) -> bool:

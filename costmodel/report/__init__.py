@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from costmodel.report.calibration import calibration_lines, calibration_view
     from costmodel.report.html_page import runs_page
     from costmodel.report.networks import RADIX
+    from costmodel.report.svg import gantt
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
         layout_words,
         memory_table,
         pairs_table,
-        training_rows,
     )
-    from costmodel.report.training_run import training
 
 __all__, __getattr__ = public(__name__, __file__)

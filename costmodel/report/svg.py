@@ -9,6 +9,8 @@ from html import escape
 from statistics import median
 from typing import Final
 
+from profiles.units import DAY_S, HOUR_S
+
 SIDE: Final = 560  # pixels of the scatter's square
 _LEFT: Final = 56
 _EDGE: Final = 12
@@ -20,6 +22,13 @@ _SPAN: Final = 620  # pixels of the errors beside it
 _WIDEST: Final = 0.5  # errors beyond lie on the edge
 _DECADES: Final = 1.5  # beyond, powers of ten alone are marked
 _LONGEST: Final = 34  # characters of a name
+_LOWEST: Final = 320.0  # pixels of all lanes, at least
+_CLOCK: Final = (("days", DAY_S), ("hours", HOUR_S), ("minutes", 60), ("seconds", 1))
+GANTT_STYLE: Final = """
+svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.frame { fill: none; stroke: currentColor; opacity: .4; }
+.grid { stroke: currentColor; }
+"""
 _GOLDEN: Final = 0.618034  # multiples of it fill [0, 1) evenly, however many
 STYLE: Final = """
 svg text { font: 11px system-ui, sans-serif; fill: #3c4657; }
@@ -125,6 +134,47 @@ def strips(groups: Mapping[str, Sequence[Dot]]) -> str:
         parts.append(_text(_WORDS - 8, top + 16, words, anchor="end"))
         parts += _strip(dots, top, across)
     return _svg(_WORDS + _SPAN + 2 * _EDGE, bottom + _FOOT, parts)
+
+
+def gantt(bars: Sequence[tuple[str, int, int, float, float]], lanes: int) -> str:
+    """Who has which lanes when: (name, first lane, last lane, start, end) in seconds; a
+    name has one colour, and is written where there is room."""
+    end_s = max(bar[4] for bar in bars)
+    unit, scale = next(
+        (unit, scale) for unit, scale in _CLOCK if end_s >= 2 * scale or scale == 1
+    )
+    high = min(26.0, max(_LOWEST / lanes, 2.0))  # pixels of a lane
+    bottom, width = _EDGE + high * lanes, _WORDS + _SPAN - _LEFT
+    colours = {name: n for n, name in enumerate(dict.fromkeys(bar[0] for bar in bars))}
+    parts = [_rectangle("frame", _LEFT, _EDGE, width, bottom - _EDGE)]
+    for name, first, last, start, end in bars:
+        x, y = _LEFT + width * start / end_s, _EDGE + high * first
+        wide, tall = width * (end - start) / end_s, high * (last - first + 1)
+        hue = f"hsl({colours[name] * 360 * _GOLDEN % 360:.0f} 55% 68%)"
+        when = f"{start / scale:.4g} to {end / scale:.4g} {unit}"
+        told = f"<title>{escape(f'{name}: GPUs {first}-{last}, {when}')}</title>"
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" '
+            f'style="fill:{hue}{";stroke:#fff" if wide > 4 else ""}">{told}</rect>'
+        )
+        if wide > 7 * len(name) and tall > 13:
+            parts.append(
+                f'<text x="{x + wide / 2:.1f}" y="{y + tall / 2 + 4:.1f}" '
+                f'style="fill:#111;text-anchor:middle">{escape(name)}</text>'
+            )
+    for tenth in range(0, 11, 2):
+        x = _LEFT + width * tenth / 10
+        parts += [
+            _line("grid", x, bottom, x, bottom + 4),
+            _text(x, bottom + 17, f"{end_s / scale * tenth / 10:.3g}"),
+        ]
+    parts += [
+        _text(_LEFT + width / 2, bottom + 34, unit),
+        _text(_LEFT - 6, _EDGE + 10, "GPU 0", anchor="end"),
+        _text(_LEFT - 6, bottom - 2, str(lanes - 1), anchor="end"),
+    ]
+    drawn = _svg(_LEFT + width + _EDGE, bottom + _FOOT + 6, parts)
+    return f'<div class="scroll"><style>{GANTT_STYLE}</style>{drawn}</div>'
 
 
 def key(colour: int, words: str) -> str:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import (
+    AS_IT_IS,
     CORE,
     EVERYTHING,
     Action,
@@ -19,15 +20,16 @@ from costmodel.layout import (
     split_layers,
 )
 from costmodel.machine import Machine
+from costmodel.options import RunOptions
 from costmodel.report.data_parallel_baseline import (
     ComparedProcesses,
     compare_data_parallel,
 )
 from costmodel.report.networks import designs, network_table
-from costmodel.report.training_run import BatchRamp, ramped, training
-from costmodel.simulation import Estimate
+from costmodel.simulation import Estimate, dtr_rows, rematerialized
 from costmodel.stages import Away, Memory
-from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
+from costmodel.training_run import BatchRamp, ramped, training, training_rows
+from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -94,6 +96,8 @@ def layout_words(layout: Layout) -> str:
     away = _away(layout)
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
+    if layout.compression != AS_IT_IS:
+        parts.append(f"activations in {layout.compression} bits")
     return ", ".join(parts)
 
 
@@ -356,24 +360,22 @@ def extras(
     found: Estimate,
     on: Machine,
     *,
-    tokens: float | None,
-    rampup: tuple[int, int, int] | None,
+    run: RunOptions,
     compares: bool,
     radix: int | None = None,
+    dtr: float | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Rows | Table]]:
     """What the questions around a layout's price add: a member of the JSON document, by
     name, and rows or a table that stand below the price.
 
-    A run of *tokens* tokens, its batch ramped up or not; where it *compares*, data
-    parallelism in one process; and with a *radix*, networks of such switches.
+    A whole *run*; where it *compares*, data parallelism in one process; with a *radix*,
+    networks of such switches; and dynamic rematerialization in a share *dtr* of the
+    bytes.
     """
-    if tokens is not None:
-        run = None
-        if rampup is not None:
-            start, increment, samples = rampup
-            ramp = BatchRamp(start=start, increment=increment, samples=samples)
-            run = ramped(found, on, ramp, tokens)
-        whole = training(found, tokens, run)
+    if run.tokens is not None:
+        ramp = BatchRamp.of(run)
+        rising = None if ramp is None else ramped(found, on, ramp, run.tokens)
+        whole = training(found, run, rising)
         yield "training", whole, training_rows(whole)
     if compares:
         compared = compare_data_parallel(found, on)
@@ -382,6 +384,9 @@ def extras(
         networks = designs(found, on, radix)
         document = {"networks": [one.document() for one in networks]}
         yield "network_designs", document, network_table(networks)
+    if dtr is not None:
+        remade = rematerialized(found, on, dtr)
+        yield "dtr", remade.document(), tuple(dtr_rows(remade))
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:
@@ -403,90 +408,4 @@ def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:
         ("nn.DataParallel", slower),
         ("its breakdown", breakdown_words(single.breakdown_s)),
         ("its peak memory", filled),
-    )
-
-
-def training_rows(training: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What `costmodel.report.training_run.training` found, as names and what they
-    say."""
-    rows = [
-        ("training", _took(training)),
-        ("compute", _compute_words(training["compute"])),
-    ]
-    if training["rampup"] is not None:
-        rows.append(("batch ramp", _rampup_words(training["rampup"])))
-    if training["failures"] is not None:
-        rows.append(("failures", _failure_words(training["failures"])))
-    return tuple(rows)
-
-
-def _took(training: Mapping[str, Any]) -> str:
-    """Days, device-hours, dollars and energy in one line."""
-    units = {
-        "days": "days",
-        "device_hours": "device-hours",
-        "dollars": "dollars",
-        "energy_kwh": "kWh at rated power",
-    }
-    steps = f"{_in_full(training['steps'])} steps"
-    taken = (
-        f"{_in_full(training[name])} {unit}"
-        for name, unit in units.items()
-        if training[name] is not None
-    )
-    return f"{format_count(training['tokens'])} tokens: {', '.join((steps, *taken))}"
-
-
-def _failure_words(failures: Mapping[str, Any]) -> str:
-    """How many are to be expected, and what they add."""
-    mtbf = f"one in {_in_full(failures['mtbf_h'])} h"
-    if failures["days"] is None:
-        return f"{mtbf}: they leave no time to train"
-    return (
-        f"{mtbf}, {_in_full(failures['expected'])} in the run: "
-        f"{_in_full(failures['days'])} days with them, goodput "
-        f"{failures['goodput']:.1%} with a checkpoint of "
-        f"{format_seconds(failures['checkpoint_s'])} every "
-        f"{format_seconds(failures['interval_s'])} (a restart taken as "
-        f"{format_seconds(failures['assumed']['restart_s'])})"
-    )
-
-
-def _compute_words(compute: Mapping[str, Any]) -> str:
-    """Total FLOPs by both conventions."""
-    return "; ".join(
-        f"{one['flops']:.3g} FLOPs = {_rounded(one['pf_days'])} PF-days "
-        f"({one['convention']})"
-        for one in (compute["by_parameters"], compute["by_operators"])
-    )
-
-
-def _in_full(number: float) -> str:
-    """A number without its fraction, three digits of a small one.
-
-    >>> _in_full(4245777.3), _in_full(33.71), _in_full(0.00184)
-    ('4,245,777', '33.7', '0.00184')
-    """
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _rounded(number: float) -> str:
-    """Three digits of a number, large ones in full.
-
-    >>> _rounded(3637.5), _rounded(2.604)
-    ('3,640', '2.6')
-    """
-    digits = float(f"{number:.3g}")
-    return f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"
-
-
-def _rampup_words(rampup: Mapping[str, Any]) -> str:
-    """What rises, and what that costs."""
-    first, last = rampup["batches"][0], rampup["batches"][-1]
-    return (
-        f"{rampup['start']:,} sequences a step, by {rampup['increment']:,} more, over "
-        f"{format_count(rampup['samples'])} sequences: "
-        f"{format_seconds(first['step_time_s'])} a step at first, "
-        f"{format_seconds(last['step_time_s'])} at last; the run is "
-        f"{rampup['added']:.1%} longer than with one batch"
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from costmodel.simulation.dtr_trace import dtr_rows, rematerialized
     from costmodel.simulation.estimator import (
         BREAKDOWN,
         Estimate,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         flash_default,
         has_experts,
         offload_of,
+        quality_remarks,
         remarks_on,
         resolve,
         resolve_job,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         spread,
         unbalanced,
         width_over,
+        with_compressed_gradients,
         zero_plus_of,
     )
     from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out

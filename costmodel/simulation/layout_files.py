@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from costmodel.layout import Layout
+from costmodel.layout import Layout, Uniform
 from costmodel.machine import (
     Calibration,
     Machine,
@@ -17,7 +17,12 @@ from costmodel.machine import (
     read_profile,
 )
 from costmodel.options import Pins, cuts_products
-from costmodel.simulation.question import NO_CUT, framework_of, unbalanced
+from costmodel.simulation.question import (
+    NO_CUT,
+    framework_of,
+    unbalanced,
+    with_compressed_gradients,
+)
 from costmodel.simulation.result import Answer
 from costmodel.simulation.serialization import (
     Estimated,
@@ -46,6 +51,7 @@ from profiles.samples import LOCAL, Samples
 # What a layout file leaves open: where it runs and under which software, not what runs.
 LEFT_OPEN: Final = (
     *("cluster", "framework", "profile", "imbalance", "overlap", "bucket_mb"),
+    "compress_gradients",
     "grad_dtype",  # in the file; said again, a framework keeps gradients just so
 )
 
@@ -79,6 +85,8 @@ def machine_of(
     job = job_of(file)
     on = machine(where, asked, samples=samples)
     on = unbalanced(on, job, pins.imbalance, assumed)
+    whole = Uniform.of_stage(file.layout, file.layout.stages[0])
+    on = with_compressed_gradients(on, job, whole, pins.compress_gradients)
     return on.calibrated(calibration, job, file.layout.precision_name)
 
 

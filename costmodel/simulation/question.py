@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from math import log2, sqrt
 from typing import Any, Final
 
-from costmodel.layout import Offload, Uniform, ZeroPlus, asked_layers, parse_offload
+from costmodel.layout import (
+    AS_IT_IS,
+    Offload,
+    Uniform,
+    ZeroPlus,
+    asked_layers,
+    parse_offload,
+)
 from costmodel.machine import (
     DEFAULT,
     Calibration,
@@ -26,6 +33,7 @@ from costmodel.machine import (
     with_buckets,
     with_overlap,
 )
+from costmodel.operators import GradientCompression
 from costmodel.options import OVERLAPS, Pins, cuts_products
 from costmodel.schedule import SCHEDULES
 from costmodel.stages import placed
@@ -39,6 +47,7 @@ from costmodel.support import (
 from profiles.commandline import JobOptions
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.hardware import Cluster, Device
+from profiles.hardware import precision as precision_called
 from profiles.models import DecoderSpec, Job, Model, ModuleSpec
 from profiles.units import MB, format_count
 
@@ -124,8 +133,9 @@ class Question:
 
 
 def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
-    """What leaves the device; raises Contradiction for a place with nothing in it."""
-    found = parse_offload(pins.offload, pins.offload_to)
+    """What leaves the device, and in how many bits activations stay; raises
+    Contradiction for a place with nothing in it."""
+    found = parse_offload(pins.offload, pins.offload_to, pins.compress_activations)
     if found.anything and pins.offload_to is None:
         assumed["offload_to"] = found.tier
     if pins.offload_to is not None and not found.anything:
@@ -134,6 +144,38 @@ def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
             "--offload optimizer, parameters or activations=RATIO"
         )
     return found
+
+
+def with_compressed_gradients(
+    where: Machine, job: Job, choice: Uniform, text: str | None
+) -> Machine:
+    """*where*, all-reducing gradients as *text* says.
+
+    Raises Contradiction where nothing is all-reduced, InvalidSpec for another word.
+    """
+    how = GradientCompression.parse(text)
+    if how.kind == AS_IT_IS:
+        return where
+    if choice.zero:
+        raise Contradiction(
+            f"--compress-gradients {text} is of gradients that are all-reduced, those "
+            f"of --zero 0, not {choice.zero}"
+        )
+    rules = precision_called(choice.precision, gradient=choice.gradient_format)
+    share = how.share(job.graph, choice.tp, rules)
+    own = replace(where.framework.gradients, compressed=share)
+    return replace(where, framework=replace(where.framework, gradients=own))
+
+
+def quality_remarks(*compressed: str | None) -> tuple[str, ...]:
+    """What a price does not say of what compressions do to training, of activations
+    and gradients."""
+    noise = "gradients have noise that no price holds; compare the losses of a few"
+    return tuple(
+        f"{what} in {how}: {noise} hundred steps with and without"
+        for what, how in zip(("activations", "gradients"), compressed, strict=False)
+        if how not in (None, AS_IT_IS)
+    )
 
 
 def zero_plus_of(pins: Pins) -> ZeroPlus:
@@ -186,12 +228,16 @@ def resolve(
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
     choice = replace(choice, layers_per_stage=cut_asked(choice, job, pins))
     where = unbalanced(where, job, pins.imbalance, assumed)
+    where = with_compressed_gradients(where, job, choice, pins.compress_gradients)
     _require_cut(choice, pins)
     require_legal(choice, job, cluster)
     where = where.calibrated(calibration, job, choice.precision)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
-    warnings += local_warnings(choice, job, cluster)
+    warnings += (
+        *quality_remarks(pins.compress_activations, pins.compress_gradients),
+        *local_warnings(choice, job, cluster),
+    )
     warnings += framework_warnings(wish.framework, choice, job)
     return Question(
         job=job,

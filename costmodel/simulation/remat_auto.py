@@ -38,7 +38,7 @@ from costmodel.layout import (
     split_layers,
 )
 from costmodel.machine import Machine
-from costmodel.operators import Degrees, OperatorPrice, entry_bytes
+from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.offload_solver import Leaving, fit_away, links_of
 from costmodel.simulation.remat_options import Option, menu
@@ -217,7 +217,8 @@ class Stages:
             if self.job.graph.layer_blocks[name] is block
         )
         layout, where = self._layout, self.on.running(self._layout.gpus)
-        degrees, gathers = self._degrees(stage, plan), plan.zero == 3
+        degrees = degrees_in(layout, stage, plan, self.job, self.on)
+        gathers = plan.zero == 3
 
         def made() -> tuple[Option, ...]:
             prices = block_prices(block, degrees, layout.precision, where)
@@ -226,7 +227,7 @@ class Stages:
                 block,
                 prices,
                 entry_bytes(block, degrees, layout.precision),
-                where,
+                Packer.of(where, layout.precision),
                 offload=self.offload,
                 words=self.words,
                 neighbours=neighbours,
@@ -239,23 +240,26 @@ class Stages:
         words = None if self.words is None else frozenset(self.words)
         return self.known.once(("menu", *what, *how, words), made)
 
-    def _degrees(self, stage: Stage, plan: LayerPlan) -> Degrees:
-        layout, mesh = self._layout, stage.mesh
-        place = place_of(mesh, layout.micro_batch(stage))
-        tp, cp, micro_batch, ep, etp = map(np.asarray, place)
-        return Degrees(
-            tp=tp,
-            cp=cp,
-            micro_batch=micro_batch,
-            seq_len=self.job.seq_len,
-            sequence_parallel=plan.sharding == "megatron-sp",
-            cp_kind=layout.cp_kind,
-            flash_attention=layout.flash_attention,
-            ep=ep,
-            etp=etp,
-            imbalance=self.on.imbalance,
-            modules=plan.modules,
-        )
+
+def degrees_in(
+    layout: Layout, stage: Stage, plan: LayerPlan, job: Job, on: Machine
+) -> Degrees:
+    """How a layer of *plan* is split in *stage*."""
+    place = place_of(stage.mesh, layout.micro_batch(stage))
+    tp, cp, micro_batch, ep, etp = map(np.asarray, place)
+    return Degrees(
+        tp=tp,
+        cp=cp,
+        micro_batch=micro_batch,
+        seq_len=job.seq_len,
+        sequence_parallel=plan.sharding == "megatron-sp",
+        cp_kind=layout.cp_kind,
+        flash_attention=layout.flash_attention,
+        ep=ep,
+        etp=etp,
+        imbalance=on.imbalance,
+        modules=plan.modules,
+    )
 
 
 def _weight_bytes(prices: Mapping[str, OperatorPrice], precision: Precision) -> float:

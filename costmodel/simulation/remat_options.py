@@ -13,7 +13,7 @@ gated decoder: norms and the activation function free the most bytes a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any, Final
@@ -31,9 +31,9 @@ from costmodel.layout import (
     preset,
     recompute,
 )
-from costmodel.machine import Framework, LaunchFloor, Machine
-from costmodel.operators import OperatorPrice, Work
-from costmodel.stages import Whole, kept_bytes, run_again
+from costmodel.machine import LaunchFloor
+from costmodel.operators import OperatorPrice, Packer, Work
+from costmodel.stages import Whole, kept_bytes, packed_in, run_again
 from costmodel.support import SEGMENTS, treatment
 from profiles.arrays import Array
 from profiles.models import Block, Kind, Operator
@@ -83,7 +83,7 @@ def menu(
     block: Block,
     prices: dict[str, OperatorPrice],
     entry_bytes: Any,
-    on: Machine,
+    packer: Packer,
     *,
     offload: Offload = NOTHING,
     words: Set[str] | None = None,
@@ -101,10 +101,10 @@ def menu(
     for name in PRESETS:
         one = preset(name, block)
         found[one.recomputed] = one
-    for names in _closed_sets(block, prices, on.framework.host.floor):
+    for names in _closed_sets(block, prices, packer.machine.framework.host.floor):
         one = recompute(*names)
         found.setdefault(one.recomputed, one)
-    layer = _Layer.of(block, prices, entry_bytes, on)
+    layer = _Layer.of(block, prices, entry_bytes, packer)
     options = [
         layer.option(offloaded(one, block, offload))
         for one in found.values()
@@ -194,7 +194,8 @@ class _Layer:
     tensors: dict[str, float]
     widest_bytes: float
     entry_bytes: float
-    framework: Framework
+    prices: Mapping[str, OperatorPrice]
+    packer: Packer
 
     @classmethod
     def of(
@@ -202,7 +203,7 @@ class _Layer:
         block: Block,
         prices: dict[str, OperatorPrice],
         entry_bytes: Any,
-        on: Machine,
+        packer: Packer,
     ) -> _Layer:
         whole = Whole.of(prices)
         forward = {name: price.forward for name, price in prices.items()}
@@ -214,11 +215,13 @@ class _Layer:
             tensors={name: _number(size) for name, size in whole.tensors.items()},
             widest_bytes=_number(whole.widest_bytes),
             entry_bytes=_number(entry_bytes),
-            framework=on.framework,
+            prices=prices,
+            packer=packer,
         )
 
     def option(self, retention: Retention) -> Option:
-        early = self.framework.stops_early
+        framework = self.packer.machine.framework
+        early = framework.stops_early
         again = run_again(self.block, retention, stops_early=early).items()
         saved, _, dropped = kept_bytes(
             self.block, self.tensors, retention, self.entry_bytes
@@ -230,11 +233,23 @@ class _Layer:
             host_s=sum(self.host_s[name] * part for name, part in again),
             awaited_s=sum(self.awaited_s[name] * part for name, part in again),
         )
+        unpacked = 0.0
+        if retention.compresses:
+            packed = packed_in(
+                self.block,
+                self.prices,
+                retention,
+                np.asarray(self.entry_bytes),
+                self.packer,
+            )
+            saved = saved - packed.saved_bytes
+            repeated = repeated + packed.each_way * 2
+            unpacked = _number(packed.largest_bytes)
         return Option(
             retention=retention,
-            recompute_s=_number(repeated.total_s(self.framework.host.floor)),
+            recompute_s=_number(repeated.total_s(framework.host.floor)),
             saved_bytes=_number(saved),
-            working_bytes=self.widest_bytes + _number(dropped),
+            working_bytes=self.widest_bytes + _number(dropped) + unpacked,
         )
 
     def joined(

@@ -53,6 +53,7 @@ class Options:
     overlap: str | None = None
     bucket_mb: float | None = None
     imbalance: float | None = None
+    compress_gradients: str | None = None
 
     def __post_init__(self) -> None:
         if self.bucket_mb is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         atom,
         block_prices,
         kept_bytes,
+        packed_in,
         recomputed_operators,
         run_again,
     )

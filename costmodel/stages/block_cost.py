@@ -6,7 +6,8 @@ finished layout looks its own up. Either way the numbers come from here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -168,7 +169,8 @@ def atom(
     repeated = _sum([prices[name].forward * share for name, share in again.items()])
     saved, away, dropped = kept_bytes(block, found.tensors, retention, entry_bytes)
     if retention.compresses:
-        packed = _packed(block, prices, retention, entry_bytes, packer)
+        assert packer is not None, "who compresses says on what machine"
+        packed = packed_in(block, prices, retention, entry_bytes, packer)
         saved = saved - packed.saved_bytes
         forward, backward = forward + packed.each_way, backward + packed.each_way
         unpacked = packed.largest_bytes
@@ -321,15 +323,15 @@ def kept_bytes(
     return everything - dropped - away, away, dropped
 
 
-def _packed(
+def packed_in(
     block: Block,
-    prices: dict[str, OperatorPrice],
+    prices: Mapping[str, OperatorPrice],
     retention: Retention,
     entry_bytes: Array,
-    packer: Packer | None,
+    packer: Packer,
 ) -> Packed:
-    """What *packer* makes of the tensors that are kept: all, or the block's input."""
-    assert packer is not None, "who compresses says on what machine"
+    """What *packer* makes of the tensors that are kept: those that nothing is done
+    with but that, or the block's input."""
     require_packable(retention, block)
     if EVERYTHING in retention.recomputed:
         entry = block.entry
@@ -337,7 +339,12 @@ def _packed(
     sizes: dict[str, Array] = {}
     for price in prices.values():
         sizes |= price.saved
-    return packer.packed(sizes, retention)
+    found = packer.packed(sizes, retention)
+    for price in prices.values():
+        for size, whole in price.softmax.values():
+            scores = replace(packer, whole_bytes=whole)
+            found = found + scores.packed({CORE: size}, retention)
+    return found
 
 
 def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:

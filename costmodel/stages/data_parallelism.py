@@ -215,7 +215,8 @@ def exchanges(
     far = near_members(parallel.tp * shards, together, machine.island)
     all_reduce = partial(machine.collective, "all_reduce")
     ranks = shards * replicas
-    summed = all_reduce(gradients, ranks=ranks, near=near, pieces=pieces)
+    share = np.where(zero == 0, machine.framework.gradients.compressed, 1.0)
+    summed = all_reduce(gradients * share, ranks=ranks, near=near, pieces=pieces)
     across = all_reduce(gradients / shards, ranks=replicas, near=far, pieces=units)
     weight_bytes = parameters * precision.parameter.bytes
     gathered = machine.collective("all_gather", weight_bytes, **in_shards)

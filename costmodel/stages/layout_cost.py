@@ -326,11 +326,14 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How often any of a job's nodes fails, and how fast their drives take a checkpoint
-    together (None: nobody says)."""
+    """A job's nodes: how many, how often any of them fails, how fast their drives take
+    a checkpoint together, what the smallest host holds (None: nobody says)."""
 
-    failures_per_s: float
-    drives_bytes_per_s: float | None
+    nodes: int
+    devices_per_node: int  # of the largest
+    failures_per_s: float | None = None
+    drives_bytes_per_s: float | None = None
+    host_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,16 +412,18 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
     )
 
 
-def _reliability(islands: Sequence[tuple[Island, int]]) -> Reliability | None:
-    """Of nodes that fail apart from each other; None where an island says nothing."""
+def _reliability(islands: Sequence[tuple[Island, int]]) -> Reliability:
+    """Of nodes that fail apart from each other."""
     nodes = [(one, -(-count // one.devices_per_node)) for one, count in islands]
     failing = [n / one.mtbf.si for one, n in nodes if one.mtbf is not None]
-    if len(failing) < len(nodes):
-        return None
     writing = [n * one.drive_write.si for one, n in nodes if one.drive_write]
+    holding = [one.host_memory.si for one, _ in nodes if one.host_memory]
     return Reliability(
-        failures_per_s=sum(failing),
+        nodes=sum(n for _, n in nodes),
+        devices_per_node=max(one.devices_per_node for one, _ in nodes),
+        failures_per_s=sum(failing) if len(failing) == len(nodes) else None,
         drives_bytes_per_s=sum(writing) if len(writing) == len(nodes) else None,
+        host_bytes=min(holding) if len(holding) == len(nodes) else None,
     )
 
 

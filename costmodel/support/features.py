@@ -39,6 +39,7 @@ _OF_CHOICE = (
 )
 NOWHERE = frozenset(("none",))
 AWAY = {"cpu": "offloaded", "nvme": "on disk"}  # by tier
+COMPRESSED, COMPRESSED_INPUT = "compressed", "compressed input"
 IN_PART = "in part"
 BY_NAME = "by name"
 OF_ROUTING = "of routing"
@@ -143,7 +144,8 @@ class Combination:
 
 def treatment(retention: Retention) -> str:
     """none, selective, full, segments, by name (of routing: of who goes to which
-    expert), in part, offloaded, on disk or compressed: of several the last that fits,
+    expert), in part, offloaded, on disk or compressed (what a layer keeps, or the input
+    that is all it keeps): of several the last that fits,
     but that a part comes first, and routing after it.
 
     >>> from costmodel.layout.retention import recompute
@@ -158,7 +160,7 @@ def treatment(retention: Retention) -> str:
     if retention.tiers:
         return max(AWAY[tier] for tier in retention.tiers)
     if retention.compresses:
-        return "compressed"
+        return COMPRESSED_INPUT if EVERYTHING in retention.recomputed else COMPRESSED
     again = retention.recomputed
     if not again:
         return "none"
@@ -173,6 +175,8 @@ def _chosen(choice: Uniform, job: Job) -> str:
     name = choice.recompute
     if choice.offload.activations:
         return AWAY[choice.offload.tier]
+    if choice.offload.of_activations is not None:
+        return COMPRESSED_INPUT if name in ("full", "sqrt") else COMPRESSED
     if choice.recompute_layers == 0:
         return "none"
     if name == "auto":  # what it comes to, its layout says
@@ -243,7 +247,7 @@ def _shape(mesh: Mesh) -> tuple[int, ...]:
 ACTIVATIONS = ("gelu", "relu", "silu")  # that the runtime's MLP has
 DEGREES = ("tp", "pp", "dp", "cp")
 AGAIN = frozenset(("selective", "full", SEGMENTS, BY_NAME, OF_ROUTING, IN_PART))
-MOVED = frozenset((*AWAY.values(), "compressed"))
+MOVED = frozenset((*AWAY.values(), COMPRESSED, COMPRESSED_INPUT))
 
 
 @dataclass(frozen=True, slots=True)

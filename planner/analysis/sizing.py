@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from costmodel.report import training
+from costmodel.options import RunOptions
+from costmodel.training_run import training
 from planner.analysis.scaling import Sized, plans
 from planner.problem import Posed, Problem, Solution
 from planner.search import Limits
@@ -25,9 +26,9 @@ HALVINGS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """So many *tokens* in so many *days*, for so many dollars; None: no limit."""
+    """The tokens of *run* in so many *days*, for so many dollars; None: no limit."""
 
-    tokens: float
+    run: RunOptions
     days: float | None
     budget: float | None
 
@@ -35,7 +36,7 @@ class Wanted:
     def words(self) -> str:
         limits = [] if self.days is None else [f"within {self.days:g} days"]
         limits += [] if self.budget is None else [f"for {self.budget:,.0f} dollars"]
-        return f"{format_count(self.tokens)} tokens {' and '.join(limits)}"
+        return f"{format_count(self.run.tokens or 0.0)} tokens {' and '.join(limits)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Sizing:
     def document(self, found: Tried) -> dict[str, Any]:
         """The member `sizing` of the document."""
         return {
-            "tokens": self.wanted.tokens,
+            "tokens": self.wanted.run.tokens,
             "days": self.wanted.days,
             "budget": self.wanted.budget,
             "gpus": found.gpus,
@@ -176,7 +177,11 @@ class Sizing:
         if row.estimate is None:
             self.reason = row.reason
             return None
-        whole = training(row.estimate, self.wanted.tokens)
+        whole = training(row.estimate, self.wanted.run)
+        whole = whole["failures"] or whole
+        if whole["days"] is None:
+            self.reason = "failures leave no time to train"
+            return None
         return Tried(gpus=row.gpus, days=whole["days"], dollars=whole["dollars"])
 
     def _require_price(self) -> None:
@@ -211,12 +216,12 @@ class Sizing:
 
 
 def wanted_of(
-    tokens: float | None, days: float | None, budget: float | None
+    run: RunOptions, days: float | None, budget: float | None
 ) -> Wanted | None:
     """What was asked of a size; raises Contradiction without tokens."""
     if days is None and budget is None:
         return None
-    if tokens is None:
+    if run.tokens is None:
         flag = "--days" if days is not None else "--budget"
         raise Contradiction(f"{flag} is of a whole run; give its --tokens too")
-    return Wanted(tokens=tokens, days=days, budget=budget)
+    return Wanted(run=run, days=days, budget=budget)

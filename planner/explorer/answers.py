@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from costmodel.layout import Uniform
+from costmodel.options import RunOptions
 from costmodel.pages import (
     Section,
     chart,
@@ -16,8 +17,8 @@ from costmodel.pages import (
     facts,
     sentence,
 )
-from costmodel.report import training, training_rows
 from costmodel.simulation import Estimate, Pricing, origin_of, priced, resolve
+from costmodel.training_run import training, training_rows
 from planner.api import improved, solve
 from planner.explorer.state import MOST_PASSES, Catalogue, State, state_of
 from planner.problem import Asked, Goal, Problem, Solution
@@ -131,7 +132,7 @@ def _run(state: State, found: Estimate) -> Section:
     if state.tokens is None:
         html = "<p>Choose tokens to see days, dollars and failures.</p>"
     else:
-        html = facts(training_rows(training(found, state.tokens)))
+        html = facts(training_rows(training(found, RunOptions(tokens=state.tokens))))
     return Section(name="run", title="Training run", html=html)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         simulate,
         usual_probability,
     )
-    from planner.problem.question import Asked, Goal, Posed, dp_to_split
+    from planner.problem.question import Asked, Goal, Posed, dp_to_split, kept_of
     from planner.problem.regions import (
         MOST_LAYERS,
         Place,

@@ -25,7 +25,7 @@ from costmodel.layout import (
 )
 from costmodel.options import Pins
 from costmodel.schedule import flushes, require_schedule, schedule_called
-from costmodel.simulation import width_over
+from costmodel.simulation import width_over, zero_plus_of
 from costmodel.support import (
     MOST_PASSES,
     Filter,
@@ -94,6 +94,7 @@ class Axes:
             gradient_format=problem.gradient_format,
             flash_attention=problem.flash_attention,
             offload=problem.offload,
+            zero_plus=zero_plus_of(self.pins),
             recompute=self._again,
         )
 
@@ -263,6 +264,9 @@ class Axes:
         found = [(0, 1)] if 1 in groups else []
         found += [(one, size) for one in (1, 2, 3) for size in sharding]
         found = [one for one in found if one[0] == 3 or not away.parameters]
+        plus = zero_plus_of(self.pins)
+        if plus.anything:  # over all of dp, and the second copy over a part
+            found = [(3, dp)] if dp * cp % plus.hpz_partition_size == 0 else []
         most = 3 if flushes(SCHEDULES[schedule]) else 1
         return [
             (one, size)

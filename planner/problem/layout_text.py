@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from costmodel.layout import EVERYTHING, Layout, Stage, Uniform, operator_of
+from costmodel.layout import AS_IT_IS, EVERYTHING, Layout, Stage, Uniform, operator_of
 from costmodel.report import cut_words, layout_words
 from planner.problem.problem import Candidate, Staged
 
@@ -51,6 +51,8 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
         parts.append(f"recompute {choice.recompute}{limit}")
     if choice.offload.anything:
         parts.append(f"offload {choice.offload} to {choice.offload.tier}")
+    if choice.offload.compress != AS_IT_IS:
+        parts.append(f"activations in {choice.offload.compress} bits")
     return ", ".join(parts)
 
 
@@ -84,6 +86,8 @@ def short_words(choice: Uniform, global_batch: int) -> str:
         parts.append(f"recompute {choice.recompute}")
     if choice.offload.anything:
         parts.append(f"offload {choice.offload}")
+    if choice.offload.compress != AS_IT_IS:
+        parts.append(f"activations in {choice.offload.compress} bits")
     return " · ".join(parts)
 
 

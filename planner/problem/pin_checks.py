@@ -27,7 +27,8 @@ from profiles.errors import Contradiction, Unsupported
 DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
     *("overlap", "bucket_mb", "flash_attention"),
-    *("offload", "offload_to", "imbalance"),
+    *("offload", "offload_to", "imbalance", "compress_activations"),
+    "compress_gradients",
     *("zero_quantized_weights", "zero_quantized_gradients"),
     "zero_hpz_partition_size",
 )
@@ -112,11 +113,15 @@ def _require_searched(problem: Problem) -> None:
             "--recompute sqrt beside --recompute-layers is not searched: leave one of "
             "them out, or price the layout with simulate"
         )
-    plus = zero_plus_of(pins)
-    if plus.anything:
+    if pins.compress_gradients is not None:
         raise Unsupported(
-            f"ZeRO++ ({plus}) is not searched: leave it out, or price a layout with it "
-            "by simulate"
+            "--compress-gradients is not searched: leave it out, or price a layout "
+            "with it by simulate"
+        )
+    plus = zero_plus_of(pins)
+    if plus.anything and has_experts(problem.job):
+        raise Unsupported(
+            f"ZeRO++ ({plus}) with experts is not priced: leave one of them out"
         )
     if pins.schedule is not None:
         least = least_chunks(pins.schedule)

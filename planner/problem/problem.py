@@ -114,9 +114,10 @@ class Problem:
     `probability`. Where
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
-    stage. With `any_stage` stages may differ in mesh, and `pins.pp`, their number, need
-    not divide the GPUs. Schedules that do not flush are not searched unless
-    `allow_async`: no price says what stale gradients cost.
+    stage. With `free_bits` it is searched in how many bits they are kept. With
+    `any_stage` stages may differ in mesh, and `pins.pp`, their number, need not divide
+    the GPUs. Schedules that do not flush are not searched unless `allow_async`: no
+    price says what stale gradients cost.
     """
 
     job: Job
@@ -136,6 +137,7 @@ class Problem:
     probability: float = 0.5
     any_stage: bool = False
     allow_async: bool = False
+    free_bits: bool = False
 
     def __post_init__(self) -> None:
         running = self.machine.running(self.gpus)  # samples know how many are at work

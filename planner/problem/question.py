@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.layout import NOTHING
+from costmodel.layout import AS_IT_IS, NOTHING, Offload
 from costmodel.machine import (
     DEFAULT,
     Calibration,
@@ -23,6 +23,7 @@ from costmodel.simulation import (
     default_precision,
     flash_default,
     offload_of,
+    quality_remarks,
     remarks_on,
     resolve_job,
     resolve_machine,
@@ -34,7 +35,7 @@ from planner.problem.problem import Objective, Problem, asked_of, usual_probabil
 from planner.problem.space import Space
 from planner.problem.table import length, take
 from profiles.commandline import JobOptions
-from profiles.errors import InvalidQuestion, Unsupported
+from profiles.errors import Contradiction, InvalidQuestion, Unsupported
 from profiles.hardware import Cluster
 from profiles.models import DecoderSpec, Job, Model
 
@@ -112,6 +113,7 @@ def pose(
     require_consistent(problem)
     require_possible(problem)
     remarks = (*remarks_on(profile, where), *problem.machine.remarks())
+    remarks += quality_remarks(pins.compress_activations)
     return Posed(problem=problem, assumed=assumed, warnings=(*warnings, *remarks))
 
 
@@ -179,10 +181,27 @@ def _problem(
         gradient_format=gradient,
         flash_attention=flash,
         memory_limit_bytes=where.device.capacity_bytes,
-        offload=NOTHING if away else offload_of(pins, assumed),
+        offload=kept_of(pins, assumed),
         offloads_to=away,
+        free_bits=pins.free_bits,
         objective=objective,
     )
+
+
+def kept_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
+    """What is offloaded and compressed in all layouts: what is not left to the search.
+
+    Raises Contradiction where both are.
+    """
+    if pins.free_tier is not None and pins.compress_activations not in (None, AS_IT_IS):
+        raise Contradiction(
+            f"--offload auto and --compress-activations {pins.compress_activations} "
+            "are not searched at once; leave one out"
+        )
+    if pins.free_tier is not None:
+        return NOTHING
+    bits = None if pins.free_bits else pins.compress_activations
+    return offload_of(replace(pins, compress_activations=bits), assumed)
 
 
 def dp_to_split(problem: Problem) -> int:

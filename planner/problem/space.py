@@ -27,7 +27,8 @@ from itertools import groupby
 
 import numpy as np
 
-from costmodel.layout import INTEGERS, PLAIN, RECOMPUTES, Columns, Uniform, split_layers
+from costmodel.layout import INTEGERS, RECOMPUTES, Columns, Uniform, split_layers
+from costmodel.simulation import zero_plus_of
 from planner.problem.axes import Axes
 from planner.problem.problem import Problem
 from planner.problem.table import Option, Table, counts, length, take, widen
@@ -220,6 +221,6 @@ class Space:
             gradient_format=self.problem.gradient_format,
             flash_attention=self.problem.flash_attention,
             offload=self.problem.offload,
-            zero_plus=PLAIN,
+            zero_plus=zero_plus_of(self.problem.pins),
             recomputes=self.problem.recomputes,
         )

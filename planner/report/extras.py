@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import Uniform
 from costmodel.machine import Calibration
-from costmodel.report import calibration_view, training, training_rows
+from costmodel.report import calibration_view
+from costmodel.training_run import Ramped, training, training_rows
 from planner.analysis import doubt, parse_pins, worse
 from planner.options import Around
 from planner.problem import Candidate, Problem, Solution, short_candidate_words
@@ -74,6 +75,7 @@ def beside(
     largest: Largest | None,
     solve: Callable[[Problem], Solution],
     limits: Limits,
+    ramped: Ramped | None = None,
 ) -> Beside:
     """What was asked around the plan, but for files; what is of this plan alone, within
     its *limits*."""
@@ -85,8 +87,8 @@ def beside(
             lines=(("largest", largest.words),),
             members={"maximized": largest.document()},
         )
-    if around.tokens is not None:
-        whole = training(best.estimate, around.tokens)
+    if around.run.tokens is not None:
+        whole = training(best.estimate, around.run, ramped)
         found += Beside(lines=training_rows(whole), members={"training": whole})
     if around.explain:
         found += _sensitivities(problem, solution, solve)

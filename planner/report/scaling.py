@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from costmodel.report import training
+from costmodel.options import RunOptions
 from costmodel.simulation import Estimate
+from costmodel.training_run import training
 from planner.analysis import Sized, efficiency
 from planner.problem import short_candidate_words
 from planner.report.document import answer_document, nothing_document, premise_document
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 def sizes_document(
     rows: Sequence[Sized],
     where: str,
-    tokens: float | None,
+    run: RunOptions,
     scaling: str | None = None,
 ) -> dict[str, Any]:
     """``{"plans": [...]}``: the document of one number of GPUs, for each of them; and
     the efficiency of a *scaling* curve."""
-    each = [_document(row, where, tokens) for row in rows]
+    each = [_document(row, where, run) for row in rows]
     document: dict[str, Any] = {"plans": each}
     if scaling is not None:
         shares = efficiency(rows)
@@ -37,7 +38,7 @@ def sizes_document(
     return document
 
 
-def _document(row: Sized, where: str, tokens: float | None) -> dict[str, Any]:
+def _document(row: Sized, where: str, run: RunOptions) -> dict[str, Any]:
     posed, solution, found = row.posed, row.solution, row.estimate
     if posed is None:
         premise: dict[str, Any] = {"job": None, "cluster": where, "gpus": row.gpus}
@@ -47,8 +48,8 @@ def _document(row: Sized, where: str, tokens: float | None) -> dict[str, Any]:
     if solution is None or found is None:
         return {**premise, **nothing_document(solution), **_reason(row), **about}
     document = {**premise, **answer_document(posed.problem, solution), **about}
-    if tokens is not None:
-        document["training"] = training(found, tokens)
+    if run.tokens is not None:
+        document["training"] = training(found, run)
     return document
 
 
@@ -57,12 +58,13 @@ def _reason(row: Sized) -> dict[str, Any]:
 
 
 def sizes_table(
-    rows: Sequence[Sized], tokens: float | None, scaling: str | None = None
+    rows: Sequence[Sized], run: RunOptions, scaling: str | None = None
 ) -> Table:
     """One line a number of GPUs: layout, speed, and what a whole run takes; of a
     *scaling* curve the share of linear scaling."""
     from rich.table import Table
 
+    tokens = run.tokens
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("GPUs", justify="right", no_wrap=True)
     if scaling is not None:
@@ -79,7 +81,7 @@ def sizes_table(
         table.add_column(cost, justify="right", no_wrap=True)
     shares = efficiency(rows)
     for row in rows:
-        cells = _cells(row, shares, tokens, priced=priced)
+        cells = _cells(row, shares, run, priced=priced)
         if scaling is not None:
             batch = f"{row.estimate.job.global_batch:,}" if row.estimate else ""
             cells.insert(1, batch)
@@ -88,7 +90,7 @@ def sizes_table(
 
 
 def _cells(
-    row: Sized, shares: dict[int, float], tokens: float | None, *, priced: bool
+    row: Sized, shares: dict[int, float], run: RunOptions, *, priced: bool
 ) -> list[str]:
     found, solution = row.estimate, row.solution
     if found is None or solution is None or solution.best is None:
@@ -101,16 +103,13 @@ def _cells(
         f"{found.mfu:.1%}",
         f"{shares[row.gpus]:.0%}",
     ]
-    whole = training(found, tokens or 1e6)  # a million tokens, where none are named
-    if tokens is not None:
+    named = run.tokens is not None
+    whole = training(found, run if named else RunOptions(tokens=1e6))
+    if named:
         cells.append(f"{(whole['days'] or 0.0):,.1f}")
     if priced and whole["dollars"] is not None:
-        cells.append(f"{whole['dollars']:,.0f}" if tokens else _cents(whole["dollars"]))
+        cells.append(f"{whole['dollars']:,.{0 if named else 3}f}")
     return cells
-
-
-def _cents(dollars: float) -> str:
-    return f"{dollars:,.3f}"
 
 
 def sizes_words(rows: Sequence[Sized], tokens: float | None) -> str:

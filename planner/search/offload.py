@@ -1,5 +1,6 @@
 """Offloading as a dimension of the space, where it is asked for (`--offload auto`).
 
+    compress                in how many bits activations are kept, where that is asked
     optimizer, parameters   each of the four ways is a space of its own     → _ways
     activations             the smallest share α that makes a candidate fit → _Shares
 
@@ -28,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.layout import Columns, Offload, Uniform, spell_out
+from costmodel.layout import AS_IT_IS, Columns, Offload, Uniform, spell_out
 from costmodel.machine import Machine
 from costmodel.simulation import Estimate, estimate
 from planner.problem import (
@@ -52,6 +53,7 @@ from profiles.arrays import Array
 from profiles.errors import InvalidQuestion, OutOfTime
 from profiles.models import Job
 
+SEARCHED_BITS: Final = (AS_IT_IS, "8", "4", "2")
 STEPS: Final = 1000  # ratios are told in thousandths, rounded up
 
 
@@ -116,7 +118,7 @@ def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:
     if late is not None and not any(part.best for part in parts):
         raise late
     found = _joined(problem, parts, limits, complete=late is None)
-    if problem.objective is not Objective.MEMORY:
+    if problem.objective is not Objective.MEMORY and problem.offloads_to is not None:
         for way in ways(problem):
             if clock.over:  # of shares that were not looked at nothing is known
                 bare = replace(found, lower=0.0, lower_step_time_s=0.0, complete=False)
@@ -127,7 +129,13 @@ def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:
 
 
 def ways(problem: Problem) -> Iterator[Problem]:
-    """*problem* with each set of states on the host that it may have, none first."""
+    """*problem* with each set of states on the host that it may have, none first; or
+    with activations kept as they are, and in fewer bits."""
+    if problem.free_bits:
+        for bits in SEARCHED_BITS:
+            kept = replace(problem.offload, compress=bits)
+            yield replace(problem, offload=kept, free_bits=False)
+        return
     assert problem.offloads_to is not None, "that is asked for"
     share = 1.0 if problem.objective is Objective.MEMORY else 0.0
     for optimizer, parameters in np.ndindex(2, 2):
@@ -145,7 +153,7 @@ def ways(problem: Problem) -> Iterator[Problem]:
 
 def everything_away(problem: Problem) -> Problem:
     """*problem* with all on the host that may be, where it is free; else as it is."""
-    if problem.offloads_to is None:
+    if problem.offloads_to is None and not problem.free_bits:
         return problem
     *_, last = ways(replace(problem, objective=Objective.MEMORY))
     return replace(last, objective=problem.objective)

@@ -183,6 +183,8 @@ class _Trials:
 def _free(problem: Problem) -> list[Problem]:
     """*problem*; where what is offloaded is free, with each set of states that may be
     away, and activations that may leave by stage."""
+    if problem.free_bits:
+        return list(ways(problem))
     if problem.offloads_to is None:
         return [problem]
     return [replace(way, leaves_to=problem.offloads_to) for way in ways(problem)]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from profiles.hardware.precisions import (
         GRADIENT_FORMATS,
         PRECISIONS,
+        SHIFTED,
         Format,
         Precision,
         precision,

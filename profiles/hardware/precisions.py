@@ -93,7 +93,12 @@ class Precision:
 PRECISIONS = (
     *("fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16"),
     *("fp8", "mxfp8", "nvfp4"),
+    *("fp8-s2", "fp8-wang"),
 )
+# Of S2FP8 (Cambier et al., ICLR 2020): a tensor's mean and largest logarithm.
+SHIFTED = "fp8-s2"
+# Of Wang et al. (NeurIPS 2018): weights are updated in 16 bits, and there is no master.
+SIXTEEN_BIT_UPDATE = "fp8-wang"
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16", "bf16+fp32")
 
 
@@ -110,7 +115,9 @@ def precision(name: str, *, gradient: str = "fp32") -> Precision:
         raise InvalidSpec(
             f"gradient format {gradient!r} is not one of {', '.join(GRADIENT_FORMATS)}"
         )
-    matmul = Format(name.removeprefix("amp-"))
+    matmul = (
+        Format.FP8 if name.startswith("fp8-") else Format(name.removeprefix("amp-"))
+    )
     if name in ("fp32", "tf32") or name.startswith("amp-"):
         cast = matmul if name.startswith("amp-") else None
         return Precision(
@@ -122,7 +129,7 @@ def precision(name: str, *, gradient: str = "fp32") -> Precision:
             master=None,
             cast_cache=cast,
         )
-    half = Format.FP16 if name == "fp16" else Format.BF16
+    half = Format.FP16 if name in ("fp16", SIXTEEN_BIT_UPDATE) else Format.BF16
     both = gradient == "bf16+fp32"
     # A 16-bit gradient has the format of the run: there is no fp16 run with bf16 ones.
     return Precision(
@@ -131,6 +138,6 @@ def precision(name: str, *, gradient: str = "fp32") -> Precision:
         activation=half,
         parameter=half,
         gradient=Format.FP32 if both or gradient == "fp32" else half,
-        master=Format.FP32,
+        master=None if name == SIXTEEN_BIT_UPDATE else Format.FP32,
         reduced_copy=half if both else None,
     )

@@ -43,10 +43,12 @@ from profiles.models import (
 )
 from profiles.samples import (
     BESIDE,
+    OF_HEADS,
     SOON,
     SORTED_AGAIN,
     STEP_KINDS,
     UNIT_KINDS,
+    kind_of,
     number_of,
     operator_shape,
 )
@@ -66,7 +68,7 @@ MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
 MOST_SEQUENCES = 64
 NORMS = ("layernorm", "rmsnorm")
 _WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
-_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
+_NEVER_CUT_ROWS = (*PRODUCTS, *OF_HEADS, "lookup")
 
 
 def default_jobs(device: str) -> tuple[Job, ...]:
@@ -233,7 +235,7 @@ def _of_model(
 ) -> Iterator[Operation]:
     for block in job.graph.distinct():
         for operator in block.operators:
-            if operator.function not in KINDS:  # of a user's module: it has no clock
+            if kind_of(operator) not in KINDS:  # of a user's module: it has no clock
                 continue
             number = number_of(operator, wanted).value
             for one in _of_operator(operator, block, job, parts, most):
@@ -301,7 +303,7 @@ def _rows(operator: Operator, block: Block, tokens: int) -> int:
 def _cuts_rows(operator: Operator) -> bool:
     """Whether it runs on a part of the rows; products with a width on tp do not."""
     whole = {operator.contracted, *operator.columns} <= _WHOLE
-    return operator.function not in _NEVER_CUT_ROWS or whole
+    return kind_of(operator) not in _NEVER_CUT_ROWS or whole
 
 
 def _extent(block: Block, name: str, cut: int) -> int:
@@ -312,7 +314,9 @@ def _extent(block: Block, name: str, cut: int) -> int:
 
 def _cuts_widths(operator: Operator, block: Block, cut: int) -> bool:
     """Whether *cut* divides every width of *operator* that is ever cut."""
-    if operator.function in ("attention", "rotary", "qk-norm"):
+    if operator.sizes:
+        return cut == 1
+    if operator.function in OF_HEADS:
         return block.heads % cut == 0 and block.kv_heads % cut == 0
     widths = {*operator.columns, operator.contracted, *operator.output.dims}
     widths |= {name for tensor in operator.inputs for name in tensor.dims}
@@ -346,7 +350,7 @@ def _passes(
         held=held,
     )
     ways: tuple[str, ...] = (FORWARD, BACKWARD)
-    if operator.function in PRODUCTS:
+    if kind in PRODUCTS:
         ways = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
     for direction in ways:
         yield Operation(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from statistics import fmean, median
 
 from profiles.hardware import Cluster, Device, Figure, Island, Level, catalog
 from profiles.measure.drives import UNMEASURED, DriveRates, with_drives
 from profiles.measure.machine import spread
 from profiles.measure.survey import Result
-from profiles.measure.timing import FORWARD, Exchange, Operation, Request, Timing
+from profiles.measure.timing import (
+    FORWARD,
+    PRODUCTS,
+    Exchange,
+    Operation,
+    Request,
+    Timing,
+    flops,
+)
 from profiles.samples import ALONE, LOCAL, CollectiveKey, OperatorKey, Sample
 from profiles.units import GB, GFLOPS, US, GiB
 
@@ -226,8 +233,9 @@ def _peaks(operators: Mapping[OperatorKey, Sample]) -> dict[str, Figure]:
     """The best rate of a product's forward, by the format that it multiplies in."""
     best: dict[str, float] = {}
     for key, sample in operators.items():
-        if key.kind == "matmul" and key.direction == FORWARD:
-            rate = 2 * prod(key.shape) / sample.seconds
+        if key.kind in PRODUCTS and key.direction == FORWARD:
+            asked = Operation(kind=key.kind, direction=FORWARD, shape=key.shape)
+            rate = flops(asked) / sample.seconds
             best[key.precision] = max(rate, best.get(key.precision, 0.0))
     return {
         name: _figure(rate / GFLOPS, "GFLOP/s", "best product")

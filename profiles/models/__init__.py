@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Numerics,
         RecurrenceSpec,
         RopeScaling,
+        SplitLayer,
         is_reference,
         spec_document,
     )

@@ -12,14 +12,18 @@ if TYPE_CHECKING:
         write_samples,
     )
     from profiles.samples.operator_keys import (
+        ATTENTION,
         BESIDE,
+        CONVOLUTIONS,
         GAPS,
         NEVER_NARROW,
+        OF_HEADS,
         SIXTEEN_BITS,
         SOON,
         SORTED_AGAIN,
         STEP_KINDS,
         UNIT_KINDS,
+        kind_of,
         number_of,
         operator_shape,
     )

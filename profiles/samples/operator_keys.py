@@ -4,7 +4,7 @@ The clocks (`profiles.measure`) and the prices ask this one function, so that wh
 measured is what is looked up:
 
     matmul                       (rows, columns, contracted)
-    attention                    (batch, heads, kv_heads, seq_len, head_dim)
+    attention, full-attention    (batch, heads, kv_heads, seq_len, head_dim)
     layernorm, gelu, residual …  (rows, width)
     qk-norm                      (rows × heads, head_dim)
     rotary                       (batch, seq_len, heads, head_dim)
@@ -14,6 +14,10 @@ measured is what is looked up:
     dispatch, combine            (rows of experts, chosen of a token, width)
     permute, unpermute           (rows of experts, width)
     grouped-matmul               (rows of all experts, experts, columns, contracted)
+    convolution-1d, -2d, -3d     (batch, channels, made channels, groups, sides, made
+                                 sides, window, stride): the last four a number a side
+    max-pool-1d, -2d, -3d        (batch, channels, sides, made sides, window)
+    embedding-bag                (batch, rows in a bag, table rows, width)
 """
 
 from __future__ import annotations
@@ -28,6 +32,12 @@ Extent = Callable[[str], int]  # local length of a width dimension
 ROWS = ("batch", "sequence", "routed")
 SIXTEEN_BITS = 2  # bytes
 NEVER_NARROW = {"vocab", "experts"}  # columns of the head and of routers
+
+# Before what there is for each side, and how many numbers those are.
+SIDES = {"convolution": (3, 4), "max-pool": (1, 3)}
+ATTENTION = ("attention", "full-attention")  # causal, and not
+OF_HEADS = (*ATTENTION, "rotary", "qk-norm")
+CONVOLUTIONS = ("convolution-1d", "convolution-2d", "convolution-3d")
 
 # Of rows that came from other ranks, beside the operator's own: sorted, and back.
 SORTED_AGAIN = {"dispatch": "permute", "combine": "unpermute"}
@@ -83,10 +93,12 @@ def operator_shape(
     ('matmul', (512, 768, 256))
     """
     shape: tuple[int, ...]
-    kind = operator.function
-    if kind == "matmul":
+    kind = kind_of(operator)
+    if operator.sizes:
+        shape = (batch, *operator.sizes)
+    elif kind == "matmul":
         shape = (rows, _columns(operator, extent), extent(operator.contracted or ""))
-    elif kind in ("attention", "rotary", "qk-norm"):
+    elif kind in OF_HEADS:
         shape = _of_heads(kind, block, batch, rows, extent)
     elif kind == "lookup":
         contracted = extent(operator.contracted or "")
@@ -105,12 +117,24 @@ def operator_shape(
     return kind, shape
 
 
+def kind_of(operator: Operator) -> str:
+    """What *operator* is measured as: its function, of as many dimensions as its sizes
+    have, or of as many keys."""
+    function = operator.function
+    if function in SIDES and operator.sizes:
+        channels, numbers = SIDES[function]
+        return f"{function}-{(len(operator.sizes) - channels) // numbers}d"
+    if function == "attention" and not operator.causal:
+        return "full-attention"
+    return function
+
+
 def _of_heads(
     kind: str, block: Block, batch: int, rows: int, extent: Extent
 ) -> tuple[int, ...]:
     heads = extent("query") // block.head_dim
     kv_heads = extent("key_value") // (2 * block.head_dim)
-    if kind == "attention":
+    if kind in ATTENTION:
         return (batch, heads, kv_heads, rows // batch, block.head_dim)
     if kind == "rotary":
         return (batch, rows // batch, heads + kv_heads, block.head_dim)

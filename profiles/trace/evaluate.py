@@ -28,6 +28,10 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 CPU = torch.device("cpu")
+_DESCRIBED = (
+    *("shape", "strides", "offset"),
+    *("elements", "itemsize", "floating", "trains"),
+)
 
 
 class DataDependent(Exception):
@@ -62,6 +66,8 @@ class Seen:
     keeps: list[Kept] = field(default_factory=list)
     root: str = ""  # the node whose storage it gives on; its own name if it made it
     shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0  # in its storage
     itemsize: int = 4
     floating: bool = True
     trains: bool = False
@@ -215,7 +221,7 @@ class _Run:
         )
         if first is not None:
             described = self._described(node.name, first)
-            for name in ("shape", "elements", "itemsize", "floating", "trains"):
+            for name in _DESCRIBED:
                 setattr(seen, name, getattr(described, name))
         self._own(node, made, seen)
         for one in kept:
@@ -239,6 +245,8 @@ class _Run:
             elements=made.numel(),
             root=name,
             shape=tuple(made.shape),
+            strides=made.stride(),
+            offset=int(made.storage_offset()),
             itemsize=made.element_size(),
             floating=made.is_floating_point(),
             trains=made.requires_grad,

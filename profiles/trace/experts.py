@@ -68,7 +68,10 @@ def experts_of(
     gate = Tensor(name=f"{name}.gate", dims=_INSIDE, internal=True)
     down = Tensor(name=f"{name}.down_out", dims=_OUTSIDE)
     yield dispatch_step(f"{name}.dispatch", given, rows)
-    yield _product(f"{name}.up", rows, up, ("expert_ffn",) * sizes.copies, "hidden")
+    still = [not parameters[one].trained for one in step.parameters]
+    wide = ("expert_ffn",) * sizes.copies
+    product = _product(f"{name}.up", rows, up, wide, "hidden")
+    yield replace(product, frozen=still[0])
     yield Operator(
         name=f"{name}.activation",
         kind=Kind.ELEMENTWISE,
@@ -79,7 +82,8 @@ def experts_of(
         forward_elements=sizes.copies + 1,
         backward_elements=2 * sizes.copies + 1,
     )
-    yield _product(f"{name}.down", active, down, ("hidden",), "expert_ffn")
+    product = _product(f"{name}.down", active, down, ("hidden",), "expert_ffn")
+    yield replace(product, frozen=still[1])
     output = naming.tensor(step.name, step.elements.one, step.shape)
     combined = combine_step(f"{name}.combine", down, output, sizes.chosen)
     yield replace(combined, saves=(down,))

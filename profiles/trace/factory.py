@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from profiles.errors import InvalidSpec, MeshwrightError, UnknownName, Unsupported
 from profiles.files import shown
-from profiles.trace.huggingface import inputs_of_pretrained
+from profiles.trace.huggingface import inputs_of_pretrained, without_cache
 
 REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LIBRARIES: Final = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
@@ -102,7 +102,7 @@ def module_of(
             f"--seq-len {seq_len}: the inputs of {reference} have sequences of "
             f"{example.seq_len}; give inputs of that length, or leave --seq-len out"
         )
-    return module.train(), example
+    return without_cache(module).train(), example
 
 
 @contextmanager

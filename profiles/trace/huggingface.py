@@ -30,16 +30,10 @@ def inputs_of_pretrained(
 ) -> dict[str, Any] | None:
     """One sample for a Hugging Face model: tokens or pixels, and labels where it has a
     loss; None for another module. Numbers are drawn at random.
-
-    The key-value cache of decoders is left out, as in training.
     """
-    library = sys.modules.get("transformers")
-    if library is None or not isinstance(module, library.PreTrainedModel):
+    if not _is_pretrained(module):
         return None
     config: Any = module.config
-    for one in module.modules():
-        if hasattr(getattr(one, "config", None), "use_cache"):
-            one.config.use_cache = False
     given: dict[str, Any] = {}
     tokens = seq_len or _length(config)
     if module.main_input_name == "pixel_values":
@@ -73,6 +67,28 @@ def as_in_training() -> Iterator[None]:
     finally:
         for name, one in before.items():
             setattr(masks, name, one)
+
+
+def without_cache(module: nn.Module) -> nn.Module:
+    """*module* without the key-value cache of its decoder, as in training."""
+    for one in module.modules() if _is_pretrained(module) else ():
+        config: Any = getattr(one, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+    return module
+
+
+def shifts_labels(module: nn.Module) -> bool | None:
+    """Whether a Hugging Face model's labels are its tokens, which it shifts itself;
+    False where they are others; None for another module."""
+    if not _is_pretrained(module):
+        return None
+    return type(module).__name__.endswith(("CausalLM", "LMHeadModel"))
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(module, library.PreTrainedModel)
 
 
 def _labels(module: Any, tokens: int, device: torch.device) -> torch.Tensor:

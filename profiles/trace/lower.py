@@ -30,13 +30,23 @@ from profiles.models import (
 )
 from profiles.trace.experts import experts_of, extents_of
 from profiles.trace.layers import layers_of
-from profiles.trace.operators import TOKENS, Naming, operator_of, width_of
+from profiles.trace.operators import TABLES, TOKENS, Naming, operator_of, width_of
 from profiles.trace.routed import NAME as ROUTED
-from profiles.trace.split import Split, splits_of, styles_of
+from profiles.trace.split import Split, split_layers, splits_of
 from profiles.trace.steps import Parameter, Step, Trace
 
 SUMMED: Final = 3.0  # elements that adding one gradient to another moves
 NOTHING: Final = "pass"  # an end that has nothing to do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """Degrees of tensor parallelism that a module's code runs with, above 1; why there
+    are not more; and the numbers in it (`ModuleSpec.counts`) that are a rank's then."""
+
+    degrees: tuple[int, ...] = ()
+    whole: str = ""
+    counts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +91,11 @@ def _layer(steps: range, path: str) -> Layer:
     return Layer(name="", steps=steps, path=path)
 
 
-def spec_of(
-    trace: Trace, degrees: Sequence[int] = (), whole: str = ""
-) -> tuple[ModuleSpec, ModelGraph]:
-    """The model that *trace* is, and its graph; *degrees* of tensor parallelism that
-    its code runs with, and why there are not more: *whole*."""
-    splits = splits_of(trace) if degrees else ()
+def spec_of(trace: Trace, parallel: Parallel) -> tuple[ModuleSpec, ModelGraph]:
+    """The model that *trace* is, and its graph, with what its code runs with."""
+    splits = splits_of(trace) if parallel.degrees else ()
     graph = _Lowering(trace, splits).graph()
-    graph = replace(graph, splits=tuple(degrees), whole=whole)
+    graph = replace(graph, splits=parallel.degrees, whole=parallel.whole)
     bytes_only = dict.fromkeys(one.function for one in trace.steps if not one.known)
     remarks = tuple(
         f"operator {name} is not PyTorch's: it is priced by the bytes that it reads "
@@ -104,7 +111,8 @@ def spec_of(
         module=trace.name,
         seq_len=trace.seq_len,
         digest=hashlib.sha256(repr(graph).encode()).hexdigest()[:16],
-        styles=tuple(styles_of(splits)),
+        split=split_layers(splits),
+        counts=parallel.counts,
         own_code=any(one.function == ROUTED for one in trace.steps),
         remarks=(*trace.warnings, *remarks),
     )
@@ -233,7 +241,8 @@ class _Lowering:
                 if len(parameter.shape) > 1:
                     counted.append(parameter)
                 continue
-            wide = len(parameter.shape) > 1 and bool(step.flops.one or not holders)
+            works = step.flops.one or step.function in TABLES
+            wide = len(parameter.shape) > 1 and bool(works or not holders)
             if (
                 not holders
                 or wide

@@ -24,5 +24,4 @@ def module_spec(
 
     module, example = module_of(reference, seq_len=seq_len)
     found = trace_module(module, example, name=reference)
-    degrees, whole = splittable(found, module, example)
-    return spec_of(found, degrees, whole)
+    return spec_of(found, splittable(found, module, example))

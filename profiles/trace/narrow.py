@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -11,35 +12,60 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from profiles.models import SplitLayer
 from profiles.trace.factory import Example
 from profiles.trace.huggingface import as_in_training
+from profiles.trace.lower import Parallel
 from profiles.trace.routed import opaque
-from profiles.trace.split import Split, degrees_of, splits_of, styles_of
+from profiles.trace.split import degrees_of, split_layers, splits_of
 from profiles.trace.steps import Trace
 
 _ATTENTION: Final = ("scaled_dot_product_attention", "matmul", "bmm", "__matmul__")
+_WIDE: Final = ("dim", "size", "embd", "embed", "hidden", "width", "inner")
 Shapes = list[tuple[tuple[int, ...], ...]]
 
 
-def splittable(
-    trace: Trace, module: nn.Module, example: Example
-) -> tuple[tuple[int, ...], str]:
-    """Degrees of tensor parallelism that *module* runs with, above 1, and why there are
-    not more. *module* is on the meta device."""
+def splittable(trace: Trace, module: nn.Module, example: Example) -> Parallel:
+    """What *module*, which is on the meta device, runs with. Numbers in its code stay
+    as they are where it runs so."""
     splits = splits_of(trace)
-    degrees = degrees_of(splits, trace)
+    degrees, layers = degrees_of(splits, trace), split_layers(splits)
     if not degrees:
-        return (), (
-            f"most of the weights of {trace.name} are in no pair of linear layers "
-            "around attention or an MLP that could be split"
+        return Parallel(
+            whole=f"most of the weights of {trace.name} are in no pair of linear "
+            "layers around attention or an MLP that could be split"
         )
     with as_in_training(), opaque(module), torch.no_grad():
         whole = _run(module, example)
-        for number, degree in enumerate(degrees):
-            wrong = _unlike(module, example, splits, degree, whole)
-            if wrong:
-                return degrees[:number], wrong
-    return degrees, f"its heads and widths divide by {', '.join(map(str, degrees))}"
+        for counts in ((), tuple(_counts(module, layers))):
+            runs, wrong = 0, ""
+            for degree in degrees:
+                asked = _Narrow(layers=layers, counts=counts, degree=degree)
+                wrong = _unlike(module, example, asked, whole)
+                if wrong:
+                    break
+                runs += 1
+            if runs:
+                break
+    said = f"its heads and widths divide by {', '.join(map(str, degrees))}"
+    return Parallel(degrees=degrees[:runs], whole=wrong or said, counts=counts)
+
+
+def _counts(
+    module: nn.Module, layers: Sequence[SplitLayer]
+) -> Iterator[tuple[str, str]]:
+    """Numbers of heads in the code around split layers, and widths there that lie side
+    by side in one of them."""
+    widths: dict[str, set[int]] = {}
+    for one in layers:
+        widths.setdefault(one.path.rpartition(".")[0], set()).update(one.parts)
+    for path, parts in widths.items():
+        for name, value in vars(module.get_submodule(path)).items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                continue
+            wide = value in parts and any(one in name for one in _WIDE)
+            if wide or ("head" in name and "dim" not in name):
+                yield path, name
 
 
 def _run(module: nn.Module, example: Example) -> tuple[Shapes, list[torch.Size]]:
@@ -51,16 +77,21 @@ def _run(module: nn.Module, example: Example) -> tuple[Shapes, list[torch.Size]]
     ]
 
 
+def sides_of(layer: Any) -> tuple[int, int]:
+    """Which dimensions of its weight are its columns and its rows."""
+    return (0, 1) if isinstance(layer, nn.Linear) else (1, 0)
+
+
 def _unlike(
     module: nn.Module,
     example: Example,
-    splits: Sequence[Split],
-    degree: int,
+    asked: _Narrow,
     whole: tuple[Shapes, list[torch.Size]],
 ) -> str:
-    """Why the code does not run in *degree* parts; "" where it does."""
+    """Why the code does not run in so many parts; "" where it does."""
+    degree = asked.degree
     try:
-        with _narrow(module, splits, degree):
+        with asked.tried(module):
             shapes, made = _run(module, example)
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
@@ -111,23 +142,44 @@ class _Seen(TorchFunctionMode):
         return func(*args, **named)
 
 
-@contextmanager
-def _narrow(module: nn.Module, splits: Sequence[Split], degree: int) -> Iterator[None]:
-    """Its linear layers with a rank's part of their weights."""
-    with ExitStack() as undo:
-        for path, style in styles_of(splits):
-            linear: Any = module.get_submodule(path)
-            undo.callback(linear._parameters.update, dict(linear._parameters))
-            outer, inner = linear.weight.shape
-            if style == "column":
-                outer //= degree
-            else:
-                inner //= degree
-            linear._parameters["weight"] = nn.Parameter(
-                torch.empty((outer, inner), device="meta"), requires_grad=False
-            )
-            if linear.bias is not None and style == "column":
-                linear._parameters["bias"] = nn.Parameter(
-                    torch.empty(outer, device="meta"), requires_grad=False
-                )
-        yield
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Narrow:
+    """A rank's part of the weights of *layers* and of the numbers of *counts*."""
+
+    layers: Sequence[SplitLayer]
+    counts: Sequence[tuple[str, str]]
+    degree: int
+
+    @contextmanager
+    def tried(self, module: nn.Module) -> Iterator[None]:
+        """*module* as a rank has it."""
+        with ExitStack() as undo:
+            for path, name in self.counts:
+                one = module.get_submodule(path)
+                undo.callback(setattr, one, name, getattr(one, name))
+                setattr(one, name, getattr(one, name) // self.degree)
+            for layer in self.layers:
+                self._split(module.get_submodule(layer.path), layer.style, undo)
+            yield
+
+    def _split(self, layer: Any, style: str, undo: ExitStack) -> None:
+        undo.callback(layer._parameters.update, dict(layer._parameters))
+        undo.callback(layer.__dict__.update, dict(layer.__dict__))
+        columns, rows = sides_of(layer)
+        shape = list(layer.weight.shape)
+        side = columns if style == "column" else rows
+        wide = shape[side]
+        shape[side] //= self.degree
+        layer._parameters["weight"] = self._empty(shape)
+        if style == "row":
+            return
+        if getattr(layer, "bias", None) is not None:
+            layer._parameters["bias"] = self._empty([wide // self.degree])
+        for name, value in list(vars(layer).items()):
+            if value == wide and type(value) is int:  # its own width
+                setattr(layer, name, wide // self.degree)
+
+    @staticmethod
+    def _empty(shape: Sequence[int]) -> nn.Parameter:
+        empty = torch.empty(*shape, device="meta")
+        return nn.Parameter(empty, requires_grad=False)

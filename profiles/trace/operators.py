@@ -26,13 +26,20 @@ TOKENS: Final = ("batch", "sequence")
 _MEASURED: Final = {
     "layer_norm": "layernorm",
     "rms_norm": "rmsnorm",
-    "gelu": "gelu",
-    "silu": "silu",
-    "relu": "relu",
+    "batch_norm": "batchnorm",
+    "group_norm": "groupnorm",
+    "instance_norm": "groupnorm",
+    "gelu": "exact-gelu",
+    "relu_": "relu",
+    "tanh_": "tanh",
+    "cat": "concatenation",
+    "embedding_bag": "embedding-bag",
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), "max-pool"),
 }
-_CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d", "convolution")
+_OF_TWO: Final = {"add": "residual", "add_": "residual", "mul": "product"}
+_CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose")
 _TRANSPOSED: Final = ("addmm", "mm", "matmul")  # weight: contracted first
-_TABLES: Final = ("embedding", "embedding_bag")
+TABLES: Final = ("embedding", "embedding_bag")
 LOOKED_UP: Final = (2.0, 3.0)  # elements an element of a lookup moves, either way
 DROPPED: Final = (2.5, 2.5)  # of a dropout in one kernel, with a mask of bytes
 LOSS: Final = (8.0, 5.0, 8)  # of a cross-entropy: elements either way, kernels
@@ -122,11 +129,11 @@ class Weights:
         held = list(parameters)
         wide = [one for one in held if len(one.shape) > 1 and one.elements > 1]
         beside = sum(one.elements for one in held if one not in wide)
-        if not wide or not (step.flops.one or step.function in _TABLES):
+        if not wide or not (step.flops.one or step.function in TABLES):
             return cls(vectors=sum(one.elements for one in held))
         total = sum(one.elements for one in wide)
         shape = wide[0].shape
-        if step.function in _TABLES:
+        if step.function in TABLES:
             columns = shape[-1]
         elif step.function in _TRANSPOSED and "linear" not in step.function:
             columns = (
@@ -161,7 +168,7 @@ def operator_of(
     made = Operator(
         name=name,
         kind=Kind.ELEMENTWISE,
-        function=_MEASURED.get(step.function, step.function),
+        function=_measured(step),
         inputs=_inputs(step, naming),
         output=output,
         saves=_saves(step, name, naming),
@@ -175,10 +182,37 @@ def operator_of(
     if step.function == "cross_entropy_loss":
         return _loss(step, made, naming)
     if weights.columns:
-        return _product(step, made, weights, naming, shared)
+        return _product(step, made, weights, naming, shared, held)
     if step.flops.one:
         return _of_activations(step, made, naming)
     return _moving(step, made, weights, naming)
+
+
+def _measured(step: Step) -> str:
+    """What *step* is measured as; sums and products of two that are alike."""
+    if step.function in _OF_TWO and step.read_shapes == (step.shape,) * 2:
+        return _OF_TWO[step.function]
+    if step.numbers.get("approximate") == "tanh":
+        return "gelu"
+    return _MEASURED.get(step.function, step.function)
+
+
+def _sizes(step: Step, parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """What the kernel of a convolution or a pooling is called with for a sample."""
+    wide = next((one.shape for one in parameters if len(one.shape) > 2), ())
+    given, sides = step.read_shapes[0], step.shape[2:]
+    each = len(sides)
+    stride, dilation = (step.numbers.get(name) for name in ("stride", "dilation"))
+    if not each or dilation not in (None, (1,) * each, 1):
+        return ()
+    if wide:
+        groups = step.numbers.get("groups", 1)
+        steps = stride if isinstance(stride, tuple) else (stride or 1,) * each
+        return (given[1], step.shape[1], groups, *given[2:], *sides, *wide[2:], *steps)
+    window = step.numbers.get("kernel_size")
+    if step.function.startswith("max_pool") and isinstance(window, tuple):
+        return (given[1], *given[2:], *sides, *window)
+    return ()
 
 
 def _inputs(step: Step, naming: Naming) -> tuple[Tensor, ...]:
@@ -238,19 +272,25 @@ def _shape_of(step: Step, one: Saved) -> tuple[int, ...]:
 
 
 def _product(
-    step: Step, made: Operator, weights: Weights, naming: Naming, shared: bool
+    step: Step,
+    made: Operator,
+    weights: Weights,
+    naming: Naming,
+    shared: bool,
+    parameters: Iterable[Parameter],
 ) -> Operator:
     widths = naming.widths
     columns, contracted = (
         widths.named(weights.columns),
         widths.named(weights.contracted),
     )
-    if step.function in _TABLES:
+    if step.function in TABLES:
         forward, backward = LOOKED_UP
         return replace(
             made,
             kind=Kind.EMBEDDING,
-            function="lookup",
+            function="lookup" if step.function == "embedding" else made.function,
+            sizes=_bags(step, weights),
             columns=(columns,),
             contracted=widths.named(weights.contracted, "rows"),
             inputs=(),
@@ -264,6 +304,7 @@ def _product(
         made,
         kind=Kind.MATMUL,
         function="convolution" if convolves else "matmul",
+        sizes=_sizes(step, parameters) if convolves else (),
         columns=(columns,),
         contracted=contracted,
         bias=weights.bias,
@@ -274,6 +315,14 @@ def _product(
         kernels=1,
         launches=float(step.kernels),
     )
+
+
+def _bags(step: Step, weights: Weights) -> tuple[int, ...]:
+    """Of a bag: its rows, the table's, and their width."""
+    if step.function != "embedding_bag" or not step.read_shapes:
+        return ()
+    count = prod(step.read_shapes[0]) // max(step.shape[0], 1)
+    return (max(count, 1), weights.contracted, weights.columns)
 
 
 def _of_activations(step: Step, made: Operator, naming: Naming) -> Operator:
@@ -360,6 +409,8 @@ def _moving(step: Step, made: Operator, weights: Weights, naming: Naming) -> Ope
         )
     return replace(
         made,
+        sizes=_sizes(step, ()) if step.read_shapes else (),
+        rows=made.output.copies,
         vectors=1 if weights.vectors else 0,
         vector_dim=naming.widths.named(weights.vectors or 1, "p"),
         forward_elements=step.moved.one / out,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -44,17 +45,40 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs[:5], *output[1:])
 
 
+@torch.library.custom_op(f"meshwright::{NAME}_backward", mutates_args=())
+def routed_experts_backward(
+    tokens: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    wanted: int,
+) -> list[Tensor]:
+    """Gradients of tokens, weights and the experts' own; *wanted* counts those of the
+    products' operands."""
+    raise NotImplementedError("a trace computes nothing")
+
+
+@routed_experts_backward.register_fake
+def _alike(
+    tokens: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    wanted: int,
+) -> list[Tensor]:
+    return [torch.empty_like(one) for one in (tokens, weights, up, down)]
+
+
 def _gradients(ctx: Any, gradients: Any) -> Any:
-    tokens, _, weights, up, down, *_ = ctx.saved_tensors
+    given = ctx.saved_tensors[:5]
+    of_tokens, _, _, of_up, of_down, _ = ctx.needs_input_grad
+    # Bits: of what both products multiply, and of each one's weight.
+    wanted = of_tokens | of_up << 1 | of_down << 2 | (of_tokens or of_up) << 3
     with torch.no_grad():
-        return (
-            torch.empty_like(tokens),
-            None,
-            torch.empty_like(weights),
-            torch.empty_like(up),
-            torch.empty_like(down),
-            None,
-        )
+        tokens, weights, up, down = routed_experts_backward(*given, wanted)
+    return tokens, None, weights, up, down, None
 
 
 routed_experts.register_autograd(_gradients, setup_context=_keep)
@@ -64,9 +88,21 @@ routed_experts.register_autograd(_gradients, setup_context=_keep)
 def _flops(
     tokens: Any, index: Any, weights: Any, up: Any, down: Any, *_: Any, **__: Any
 ) -> int:
-    rows, experts = tokens[0] * index[-1], up[0]
-    sizes = [torch.Size(one).numel() // experts for one in (up, down)]
-    return int(2 * rows * sum(sizes))
+    return _products(tokens, index, (up, 1), (down, 1))
+
+
+@register_flop_formula(torch.ops.meshwright.routed_experts_backward)
+def _backward_flops(
+    tokens: Any, index: Any, weights: Any, up: Any, down: Any, wanted: int, **_: Any
+) -> int:
+    of_tokens, of_up, of_down, inside = (wanted >> bit & 1 for bit in range(4))
+    return _products(tokens, index, (up, of_tokens + of_up), (down, inside + of_down))
+
+
+def _products(tokens: Any, index: Any, *times: tuple[Any, int]) -> int:
+    """FLOPs of so many products of all rows with each expert's weight."""
+    rows = tokens[0] * index[-1]
+    return int(sum(2 * rows * n * prod(one) // one[0] for one, n in times))
 
 
 def is_routed(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from profiles.trace.evaluate import DataDependent, Evaluation, Seen, evaluated
 from profiles.trace.export import depends_on_numbers, exported
 from profiles.trace.factory import Example, module_of
 from profiles.trace.huggingface import as_in_training
-from profiles.trace.routed import NAME, opaque
+from profiles.trace.routed import opaque
 from profiles.trace.steps import Amount, Parameter, Saved, Step, Trace
 
 BATCHES = (2, 3)
@@ -116,7 +116,7 @@ class _Assembly:
             itemsize=few.itemsize,
             trains=few.trains,
             flops=_amount(few.flops, more.flops),
-            backward_flops=self._backward_flops(function, few, more),
+            backward_flops=_amount(few.backward_flops, more.backward_flops),
             moved=_amount(few.moved, more.moved),
             backward_moved=_amount(few.backward_moved, more.backward_moved),
             kernels=few.kernels,
@@ -124,13 +124,6 @@ class _Assembly:
             known=getattr(node.target, "namespace", "aten") == "aten",
             line=_line(node),
         )
-
-    @staticmethod
-    def _backward_flops(function: str, few: Seen, more: Seen) -> Amount:
-        """A routed block has no backward of its own: two products for each one."""
-        if function == NAME:
-            return _amount(2 * few.flops, 2 * more.flops)
-        return _amount(few.backward_flops, more.backward_flops)
 
     def _source(self, node: fx.Node) -> str:
         """Whose value a node without kernels gives on."""
@@ -158,14 +151,19 @@ class _Assembly:
         return found
 
     def _attended(self, node: fx.Node) -> dict[str, Any]:
-        """Shapes of an attention's queries, keys and values, and whether its mask lets
-        a query see those before it alone."""
+        """Shapes of an attention's queries, keys and values, where each lies in its
+        storage and how far apart its heads do; and whether its mask lets a query see
+        those before it alone."""
         if _function(node) != "scaled_dot_product_attention":
             return {}
         given = [one for one in node.args[:3] if isinstance(one, fx.Node)]
         found: dict[str, Any] = {
             "shapes": tuple(self._one_sample(one.name) for one in given),
             "operands": tuple(self.latest.get(self._root(one), "") for one in given),
+            "lies": tuple(
+                (self.few.nodes[one.name].offset, self.few.nodes[one.name].strides[1])
+                for one in given
+            ),
         }
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if isinstance(mask, fx.Node) and _compares_positions(mask):

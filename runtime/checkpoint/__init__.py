@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         write_alone,
     )
     from runtime.checkpoint.saver import Saver
-    from runtime.checkpoint.state import MODEL, Wanted, held
+    from runtime.checkpoint.side_by_side import SideBySide
+    from runtime.checkpoint.state import MODEL, Wanted, buffers, held
     from runtime.checkpoint.verification import (
         verified,
         verified_document,

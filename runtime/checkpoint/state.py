@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from profiles.errors import Contradiction, InvalidFile, Unsupported
+from runtime.checkpoint.side_by_side import InOrder, SideBySide
 from runtime.optim import Leaf, Optimizer, local
 
 MODEL, OPTIMIZER = "model.", "optimizer."
@@ -36,12 +37,29 @@ class Held:
     name: str
     parameter: Tensor
     leaf: Leaf | None
+    order: SideBySide | None = None  # of its parts
 
     def value(self) -> Tensor:
         """What is saved and loaded, sharing storage with what trains."""
         if self.leaf is not None and self.leaf.master:
-            return as_part(self.leaf.value.detach(), self.parameter)
-        return self.parameter.detach()
+            return self.part(self.leaf.value.detach())
+        return self.part(self.parameter.detach())
+
+    def part(self, value: Tensor) -> Tensor:
+        """A local tensor like its shard, as the same part of a whole one."""
+        part = as_part(value, self.parameter)
+        if self.order is None or not isinstance(part, DTensor):
+            return part
+        return InOrder.of(part, self.order)
+
+    @torch.no_grad()
+    def whole(self) -> Tensor:
+        """All of the working weight; every rank that has a part calls this at once."""
+        own = self.parameter.detach()
+        if not isinstance(own, DTensor):
+            return own
+        found = own.full_tensor()
+        return found if self.order is None else self.order.in_order(found)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -50,16 +68,19 @@ class Held:
             self.leaf.publish()
 
 
-def held(parts: Sequence[nn.Module], optimizer: Optimizer | None) -> list[Held]:
-    """Each parameter of *parts*, once; raises Contradiction if two have one name."""
+def held(parts: Sequence[nn.Module], optimizer: Optimizer | None = None) -> list[Held]:
+    """Each parameter of *parts*; those of one name are copies, which train alike."""
     leaves = {id(one.parameter): one for one in optimizer.leaves} if optimizer else {}
-    found: dict[str, Held] = {}
-    for name, parameter in (item for part in parts for item in part.named_parameters()):
-        if name in found:
-            raise Contradiction(f"two parts of the model hold a parameter {name}")
-        leaf = leaves.get(id(parameter))
-        found[name] = Held(name=name, parameter=parameter, leaf=leaf)
-    return list(found.values())
+    return [
+        Held(
+            name=name,
+            parameter=one,
+            leaf=leaves.get(id(one)),
+            order=getattr(part, "side_by_side", {}).get(name),
+        )
+        for part in parts
+        for name, one in part.named_parameters()
+    ]
 
 
 def ties(parts: Sequence[nn.Module]) -> dict[str, str]:
@@ -99,8 +120,7 @@ def written(
             continue
         for kind, value in optimizer.inner.state.get(one.leaf.value, {}).items():
             if isinstance(value, Tensor):
-                whole = as_part(value, one.parameter)
-                state[f"{OPTIMIZER}{one.name}.{kind}"] = whole
+                state[f"{OPTIMIZER}{one.name}.{kind}"] = one.part(value)
     return state
 
 
@@ -157,7 +177,7 @@ def fresh_state(
         else:
             state[kind] = torch.zeros(size, dtype=dtype, device=device)
     torchs.state[key] = state
-    return {kind: as_part(value, parameter) for kind, value in state.items()}
+    return state
 
 
 Kinds = dict[str, tuple[torch.Size, torch.dtype]]
@@ -215,7 +235,7 @@ class Wanted:
             for kind, value in fresh_state(
                 torchs, one.parameter, one.leaf.value, kinds
             ).items():
-                self.pairs.append((f"{OPTIMIZER}{name}.{kind}", value))
+                self.pairs.append((f"{OPTIMIZER}{name}.{kind}", one.part(value)))
 
     def _stored(self, name: str) -> str:
         """The name that a parameter is saved under: its own, or that of its twin."""

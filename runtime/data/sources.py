@@ -68,5 +68,6 @@ def source(
 def fingerprint(read: Source) -> str:
     """Tells sources apart by what they begin with: the same data under another name
     has the same one, another seed another."""
-    first = read.sequences(0, 1).contiguous().numpy()
+    of = getattr(read, "origin", read)
+    first = of.sequences(0, 1).contiguous().numpy()
     return f"{zlib.crc32(first.tobytes()):08x}"

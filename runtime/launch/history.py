@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from costmodel.goodput import FailureModel
+from costmodel.training_run import FailureModel
 
 FILE: Final = "history.jsonl"
 Entry = Mapping[str, Any]
@@ -99,7 +99,7 @@ class Spent:
 
     def document(self, every: int | None) -> dict[str, Any]:
         """`goodput` of a run that saved every so many steps: what was measured, and
-        what `costmodel.goodput` says of as many failures."""
+        what `costmodel.training_run` says of as many failures."""
         failures = len(self.restarts_s)
         lost = {
             "restart": sum(self.restarts_s),
@@ -130,9 +130,9 @@ class Spent:
         )
         step_s = median(self.steps_s.values())
         interval_s = (every or len(self.steps_s)) * step_s + save_s
-        best = model.daly_interval_s
+        best = model.best_interval_s
         return {
-            "predicted": model.goodput(interval_s),
+            "predicted": model.first_order(interval_s),
             "best_interval_s": None if best in (0, inf) else best,
         }
 

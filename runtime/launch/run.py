@@ -53,8 +53,11 @@ from runtime.offload import require_drive
 from runtime.train import (
     Options,
     RunOptions,
+    compresses,
     require_allowed,
     require_compilable,
+    require_compressible,
+    require_rematerializable,
     samples,
 )
 from runtime.weights import exported
@@ -277,7 +280,8 @@ def prepare(options: RunOptions) -> Run:
     trace_named(options.model, file)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
-    require_allowed(options, layout, job.optimizer)
+    priced = file.origin.options.compress_gradients
+    require_allowed(options, layout, job.optimizer, priced)
     device = _device(options.device, layout)
     if layout.gpus % options.nnodes:
         raise Contradiction(
@@ -294,7 +298,7 @@ def prepare(options: RunOptions) -> Run:
     remarks = require_drive(job, layout, options.offload_dir, local_ranks=ranks)
     _require_observable(options, device, layout)
     _require_watched(options, done)
-    _require_training(options, job, done)
+    _require_training(options, job, layout, done)
     _require_copied(options, device, layout)
     exported(options.weights, options.save_weights, job)
     if options.compiled:
@@ -375,11 +379,19 @@ def _require_copied(options: RunOptions, device: str, layout: Layout) -> None:
         )
 
 
-def _require_training(options: RunOptions, job: Job, done: int) -> None:
+def _require_training(options: RunOptions, job: Job, layout: Layout, done: int) -> None:
     """Raise what is wrong with the learning rate, the held-out data or the logs."""
     options.training.require()
     require_journals(options.training, done)
     options.learning_rate()
+    require_rematerializable(options, layout)
+    require_compressible(options.compress_gradients, job, layout)
+    if options.compress_activations and not compresses(layout):
+        raise Contradiction(
+            f"--compress-activations {options.compress_activations} shares out the "
+            "bits that a layout keeps groups of activations in, and this one does not; "
+            "make it with --compress-activations 4"
+        )
     if options.training.eval_data is not None:
         _source(options, job, options.training.eval_data)
 

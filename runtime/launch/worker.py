@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from costmodel.operators import GradientCompression
 from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.simulation import job_of, parse_file, trace_named
@@ -21,6 +22,7 @@ from profiles.commandline import left_words
 from profiles.errors import InvalidFile
 from profiles.files import write_text
 from profiles.models import ModuleSpec
+from profiles.units import MiB
 from runtime.checkpoint import (
     Retention,
     Saver,
@@ -50,8 +52,8 @@ from runtime.observe import (
     write_actions,
 )
 from runtime.trace import resident_bytes
-from runtime.train import Late, Setup, StepResult, Trainer, samples
-from runtime.weights import WeightsFolder, exported, load_weights, save_weights
+from runtime.train import ActivationBits, Late, Setup, StepResult, Trainer, samples
+from runtime.weights import exported, load_weights, save_weights, weights_of
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
 
@@ -85,6 +87,10 @@ class Run:
                 device=self.device,
                 compiled=request.compiled,
                 offload_dir=Path(request.offload_dir) if request.offload_dir else None,
+                budget_bytes=request.memory_budget and request.memory_budget * MiB,
+                gradients=GradientCompression.parse(
+                    request.compress_gradients or file.origin.options.compress_gradients
+                ),
             ),
             rate=request.learning_rate(),
             late=Late(
@@ -100,6 +106,11 @@ class Run:
         )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
         self.saver = self._saver()
+        self.bits = (
+            None
+            if request.compress_activations is None
+            else ActivationBits(trainer=self.trainer)
+        )
 
     def run(self) -> None:
         """Train; rank 0 writes the result."""
@@ -128,6 +139,8 @@ class Run:
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             document["unsaved"] = unsaved
+            if self.bits is not None:
+                document["activation_bits"] = self.bits.document()
             write_text(Path(self.request.result), json.dumps(document))
         elif stopped and os.environ.get("LOCAL_RANK") == "0":  # its machine says so too
             write_text(Path(self.request.result), json.dumps({"stopped": stopped}))
@@ -153,6 +166,8 @@ class Run:
         number, since = first, 0
         while number < self.request.steps:
             self._told(number)
+            if self.bits is not None and self.bits.share_out(number):
+                self._line(self.bits.words)
             result = self.watch.step(number, since=since, until=self._until(number))
             since += 1
             self.observed.peak = self.watch.peak
@@ -214,7 +229,7 @@ class Run:
 
     def _source(self, data: str, seed: int) -> Source:
         if isinstance(self.job.spec, ModuleSpec):
-            return samples(data, self.job.spec, seed)
+            return samples(data, self.job.spec, seed, checked=True)
         return source(
             data,
             vocab=decoder_of(self.job).vocab,
@@ -302,7 +317,7 @@ class Run:
         if self.request.weights is not None:
             status(self.rank).say("reading the weights")
             parts = [held.module for held in self.trainer.stages]
-            folder = WeightsFolder.read(Path(self.request.weights))
+            folder = weights_of(self.job, Path(self.request.weights))
             load_weights(folder, parts, self.trainer.optimizer)
         return 0
 
@@ -317,7 +332,6 @@ class Run:
         try:
             save_weights(
                 export,
-                decoder_of(self.job),
                 [held.module for held in self.trainer.stages if held.copy == 0],
                 writes=not (mesh["dp"].get_local_rank() or mesh["tp"].get_local_rank()),
             )

@@ -7,6 +7,8 @@ amp-fp16   as amp-bf16, the loss scaled (`loss_scale`)
 fp16       as bf16, the loss scaled
 tf32       as fp32, products of 19-bit operands, where the device has them
 fp8        as bf16, the layers' products of 8-bit operands (`eight_bits`)
+fp8-s2     as fp32, the layers' products of emulated operands (`emulated`)
+fp8-wang   the same; weights are 16-bit floats, rounded at random when updated
 """
 
 from __future__ import annotations
@@ -32,6 +34,12 @@ class Policy:
     autocast: torch.dtype | None = None
     tf32: bool = False  # in 32-bit products
     eight_bits: bool = False  # in the products of layers
+    emulated: str | None = None  # the scheme of 8 bits that those are computed by
+
+    @property
+    def rounds_updates(self) -> bool:
+        """Whether updated weights are rounded at random to 16-bit floats."""
+        return self.emulated == "wang"
 
     @property
     def scaled(self) -> bool:
@@ -81,6 +89,8 @@ POLICIES = {
     "fp16": Policy(parameter=torch.float16, activation=torch.float16),
     "tf32": Policy(tf32=True),
     "fp8": Policy(parameter=torch.bfloat16, activation=torch.bfloat16, eight_bits=True),
+    "fp8-s2": Policy(emulated="s2"),
+    "fp8-wang": Policy(emulated="wang"),
 }
 
 

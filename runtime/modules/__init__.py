@@ -6,7 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.modules.cut import Cut, cut_of
-    from runtime.modules.samples import Samples
+    from runtime.modules.samples import Samples, Tokens
     from runtime.modules.stage import TracedStage
     from runtime.modules.whole import WholeStage
 

@@ -8,7 +8,7 @@ layer, over as many stages as lie between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,6 +71,15 @@ class Cut:
             for number, layer in enumerate(self.layers)
             if name in layer.parameters.values()
         ]
+
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Those of *names* (of parameters and buffers) that no layer reads."""
+        read = {
+            name
+            for layer in self.layers
+            for name in (*layer.parameters.values(), *layer.buffers.values())
+        }
+        return [name for name in names if name not in read]
 
 
 def cut_of(module: nn.Module, example: Example, name: str) -> Cut:

@@ -1,4 +1,5 @@
-"""Synthetic samples in the form of a module's example inputs, numbered from 0.
+"""Samples in the form of a module's example inputs, numbered from 0: synthetic, or of
+tokens.
 
 A batch travels as the numbers of its samples: whoever needs the inputs of a sample (a
 stage of a pipeline that computes masks, say) makes them from its number and the seed.
@@ -6,6 +7,7 @@ stage of a pipeline that computes masks, say) makes them from its number and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +15,28 @@ import torch
 from torch import Tensor
 
 from profiles.trace import Example
+from runtime.data import Source
 
 DIGITS: Final = 8  # of a number that travels with activations
 BASE: Final = 128  # exact in any format that activations have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Inputs that are of *source*, by their place among the inputs (from 1): tokens,
+    and as labels those again where the module *shifts* them itself, else those that
+    come next."""
+
+    source: Source
+    place: int
+    labels: int
+    shifts: bool
+
+    def of(self, numbers: Sequence[int]) -> dict[int, Tensor]:
+        """Of the samples of these numbers."""
+        rows = torch.cat([self.source.sequences(number, 1) for number in numbers])
+        read, follows = rows[:, :-1], rows[:, 1:]
+        return {self.place: read, self.labels: read if self.shifts else follows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +48,19 @@ class Samples:
     seq_len: int
     seed: int
     name: str
+    tokens: Tokens | None = None  # else all is drawn
 
     @property
     def about(self) -> str:
         """One line for the terminal."""
+        if self.tokens is not None:
+            return self.tokens.source.about
         return f"synthetic: random samples of the form that {self.name} says"
+
+    @property
+    def origin(self) -> Source:
+        """What two runs' samples are told apart by."""
+        return self if self.tokens is None else self.tokens.source
 
     def sequences(self, first: int, count: int) -> Tensor:
         """Numbers *first* … *first* + *count* − 1, int64 (count, seq_len + 1)."""
@@ -41,10 +70,13 @@ class Samples:
     def inputs(self, numbers: Tensor) -> Example:
         """What the module is called with for these samples."""
         place = 0
+        read = {} if self.tokens is None else self.tokens.of(numbers.tolist())
 
         def made(one: Tensor) -> Tensor:
             nonlocal place
             place += 1
+            if place in read:
+                return read[place].to(numbers.device, one.dtype)
             if not self.example.batched(one):
                 return one.to(numbers.device)
             rows = [self._row(one, place, int(number)) for number in numbers]

@@ -19,13 +19,14 @@ from runtime.modules.cut import Cut, LayerNodes
 from runtime.modules.samples import DIGITS, Samples, digits, numbers_of
 
 Env = dict[str, Any]
+Held = tuple[Tensor, bool]  # a parameter or buffer, and whether it is saved
 
 
 class TracedLayer(nn.Module):
     """The nodes of one layer, run in order; its parameters by the user's names."""
 
     def __init__(
-        self, layer: LayerNodes, held: Mapping[str, Tensor], gives: Sequence[str]
+        self, layer: LayerNodes, held: Mapping[str, Held], gives: Sequence[str]
     ) -> None:
         super().__init__()
         self.name, self._nodes, self._gives = layer.name, layer.nodes, tuple(gives)
@@ -81,7 +82,7 @@ class TracedStage(nn.Module):
     ) -> None:
         super().__init__()
         places = [cut.places[name] for name in names]
-        self._samples, self._cut = samples, cut
+        self.samples, self._cut = samples, cut
         self._comes = cut.crossing(places[0]) if places[0] else ()
         self.last = places[-1] == len(cut.layers) - 1
         self._goes = () if self.last else cut.crossing(places[-1] + 1)
@@ -102,6 +103,10 @@ class TracedStage(nn.Module):
         self.layers = nn.ModuleDict(
             {layer.name: layer for layer in layers if layer._nodes}
         )
+        self.unread = nn.Module()  # what no layer computes with: saved all the same
+        for name in cut.unread(held) if places[0] == 0 else ():
+            one, saved = held[name]
+            _put(self.unread, name, (one.detach(), saved))
 
     def recompute(self, names: Collection[str]) -> None:
         """Run the layers called *names* once more in backward."""
@@ -121,16 +126,19 @@ class TracedStage(nn.Module):
             if some and all(counted[one] == 1 for one in some)
         ]
 
-    def _held(self, whole: nn.Module, places: Sequence[int]) -> dict[str, Tensor]:
+    def _held(self, whole: nn.Module, places: Sequence[int]) -> dict[str, Held]:
         """Parameters and buffers by name; what other stages hold too is a copy."""
-        held: dict[str, Tensor] = {}
+        held: dict[str, Held] = {}
         for name, one in whole.named_parameters():
             elsewhere = [n for n in self._cut.holders(name) if n not in places]
-            held[name] = one
+            own = one
             if elsewhere:
                 again = one.detach().clone()
-                held[name] = nn.Parameter(again, requires_grad=one.requires_grad)
-        return held | dict(whole.named_buffers(remove_duplicate=False))
+                own = nn.Parameter(again, requires_grad=one.requires_grad)
+            held[name] = own, True
+        saved = whole.state_dict().keys()
+        buffers = whole.named_buffers(remove_duplicate=False)
+        return held | {name: (one, name in saved) for name, one in buffers}
 
     def _made_in(self, name: str, place: int) -> bool:
         home = self._cut.home.get(name)
@@ -148,8 +156,9 @@ class TracedStage(nn.Module):
         )
         env: Env = {}
         if numbers is None:
-            numbers = numbers_of(given[:, :DIGITS].detach())
-            env |= self._unpacked(given, len(numbers))
+            counted, *parts = given.split(self._lengths(len(given)), 1)
+            numbers = numbers_of(counted.detach())
+            env |= self._unpacked(parts, len(numbers))
         inputs = self._inputs(numbers)
         for layer in self.layers.values():
             assert isinstance(layer, TracedLayer)
@@ -160,7 +169,7 @@ class TracedStage(nn.Module):
         return self._packed(env, numbers)
 
     def _inputs(self, numbers: Tensor) -> Env:
-        example = self._samples.inputs(numbers)
+        example = self.samples.inputs(numbers)
         leaves = tree_leaves((example.args, dict(example.kwargs)))
         return dict(zip(self._cut.inputs, leaves, strict=True))
 
@@ -192,12 +201,15 @@ class TracedStage(nn.Module):
         kind = torch.promote_types(*(one.dtype for one in (rows[0], rows[-1])))
         return torch.cat([digits(numbers, kind), *(one.to(kind) for one in rows)], 1)
 
-    def _unpacked(self, given: Tensor, batch: int) -> Env:
-        found, start = {}, DIGITS
-        for node in self._comes:
-            count, per_sample = _elements(node, batch)
-            part = given[:, start : start + count]
-            start += count
+    def _lengths(self, batch: int) -> list[int]:
+        """Elements of a row of each value that comes in: their gradients are laid side
+        by side at once."""
+        return [DIGITS, *(_elements(node, batch)[0] for node in self._comes)]
+
+    def _unpacked(self, parts: Sequence[Tensor], batch: int) -> Env:
+        found = {}
+        for node, part in zip(self._comes, parts, strict=True):
+            _, per_sample = _elements(node, batch)
             shape = [
                 size if isinstance(size, int) else _size(size, batch)
                 for size in node.meta["val"].shape
@@ -209,11 +221,19 @@ class TracedStage(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """By the user's names, whichever layers hold them."""
-        for name, one in super().named_parameters(prefix, recurse, remove_duplicate):
-            start = len(prefix) + 1 if prefix else 0
-            path = name[start:].split(".", 2)
-            own = path[2] if path[0] == "layers" else name[start:]
-            yield (f"{prefix}.{own}" if prefix else own), one
+        front = f"{prefix}." if prefix else ""
+        for name, one in super().named_parameters("", recurse, remove_duplicate):
+            yield f"{front}{_users(name)}", one
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """By the user's names too."""
+        held = super().state_dict(*args, **kwargs)
+        return {_users(name): one for name, one in held.items()}
+
+
+def _users(name: str) -> str:
+    """The user's name of a tensor: layers.LAYER.NAME or unread.NAME here."""
+    return name.split(".", 2 if name.startswith("layers.") else 1)[-1]
 
 
 def _loss_of(made: Tensor) -> Tensor:
@@ -244,7 +264,8 @@ def _here(some: Any, inputs: Mapping[str, Any]) -> Any:
     return torch.utils._pytree.tree_map_only(torch.device, lambda _: device, some)
 
 
-def _put(module: nn.Module, name: str, one: Tensor) -> None:
+def _put(module: nn.Module, name: str, held: Held) -> None:
+    one, saved = held
     *path, last = name.split(".")
     for part in path:
         if part not in module._modules:
@@ -253,7 +274,7 @@ def _put(module: nn.Module, name: str, one: Tensor) -> None:
     if isinstance(one, nn.Parameter) and one.requires_grad:
         module.register_parameter(last, one)
     else:
-        module.register_buffer(last, one.detach(), persistent=True)
+        module.register_buffer(last, one.detach(), persistent=saved)
 
 
 def _get(module: Any, name: str) -> Any:

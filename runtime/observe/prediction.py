@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costmodel.layout import Uniform
 from costmodel.simulation import Estimated, LayoutFile
 from profiles.commandline import given
 from profiles.models import Job
@@ -150,7 +151,12 @@ def predict(file: LayoutFile, job: Job, profiles: tuple[Path, ...]) -> Predictio
     StaleProfile for unusable *profiles*.
     """
     from costmodel.machine import machine
-    from costmodel.simulation import cluster_of, estimate, profile_of
+    from costmodel.simulation import (
+        cluster_of,
+        estimate,
+        profile_of,
+        with_compressed_gradients,
+    )
     from profiles.commandline import JobOptions
     from profiles.samples import LOCAL
 
@@ -169,6 +175,9 @@ def predict(file: LayoutFile, job: Job, profiles: tuple[Path, ...]) -> Predictio
     samples = profile.samples if profile else None
     where = cluster_of(file, samples)
     on = machine(where, samples=samples).running(file.gpus)
+    whole = Uniform.of_stage(file.layout, file.layout.stages[0])
+    sent = file.origin.options.compress_gradients
+    on = with_compressed_gradients(on, job, whole, sent)
     found = estimate(job, where, file.layout, on=on)
     return Prediction(
         estimate=found,
@@ -185,7 +194,8 @@ def _otherwise(
     planned = file.origin.estimate
     if planned is None or abs(found.step_time_s / planned.step_time_s - 1) <= ALIKE:
         return
-    mine = replace(file.origin.options, grad_dtype=None)  # the layout's own, too
+    # The layout's own, and what is carried out.
+    mine = replace(file.origin.options, grad_dtype=None, compress_gradients=None)
     options = [f"--{name.replace('_', '-')} {one}" for name, one in given(mine).items()]
     if options:
         why = f"that was with {' '.join(options)}, this is for what `execute` runs"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         spike_factors,
     )
     from runtime.optim.lr_schedule import KINDS, LearningRate
+    from runtime.optim.one_bit_adam import OneBitAdam
     from runtime.optim.optimizer import (
         Leaf,
         LossScale,

@@ -173,7 +173,9 @@ class Optimizer:
     them, it does so in place. torch's optimizer is of *settings*, or as *make* says."""
 
     scales = True
+    rounding: Callable[[Tensor, int], None] | None = None  # of what is updated
     watched = False  # whether it keeps what `undo` needs of an interrupted update
+    _updates = 0  # for optimizers that do not count their own
     _begun: Mapping[str, float] | None = None  # updates by leaf, before one under way
 
     def __init__(
@@ -208,8 +210,12 @@ class Optimizer:
             self._begun = {leaf.name: self._steps(leaf) for leaf in self.leaves}
         self.inner.step()  # those without a gradient are passed over
         self._begun = None
-        for leaf in self.leaves:
+        for number, leaf in enumerate(self.leaves):
             leaf.value.grad = None
+            if self.rounding is not None:
+                step = int(self._steps(leaf)) or self._updates
+                self.rounding(leaf.value.data, step * len(self.leaves) + number)
+        self._updates += 1
         self._publish()
 
     @torch.no_grad()

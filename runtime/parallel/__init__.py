@@ -6,6 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.parallel.collectives import all_reduce_from, sum_together
+    from runtime.parallel.compressed_gradients import Signs, reduction_of
     from runtime.parallel.context_parallel import (
         Context,
         GatheredCore,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         Sharding,
         Unit,
     )
+    from runtime.parallel.emulated_fp8 import multiply_emulated, round_at_random
     from runtime.parallel.explicit_sharding import split_layer_as
     from runtime.parallel.fp8 import multiply_in_eight_bits
     from runtime.parallel.fsdp import AfterEachW, AfterW
@@ -39,5 +41,6 @@ if TYPE_CHECKING:
         SplitMlp,
         partial_parameters,
     )
+    from runtime.parallel.zero_plus import ZeroPlusGroups
 
 __all__, __getattr__ = public(__name__, __file__)

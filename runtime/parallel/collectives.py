@@ -103,6 +103,11 @@ def start_all_gather(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     return Pending("all_gather", work, joined)
 
 
+def gathered(whole: Tensor, own: Tensor, group: Group, *, async_op: bool) -> Any:
+    """Fill *whole* with the ranks' *own* pieces; the work, where it is on its way."""
+    return _all_gather(whole, own, group=group, async_op=async_op)
+
+
 def start_shift(tensor: Tensor, group: Group) -> Pending:
     """What the rank before sends, as this one sends *tensor* to the next: a ring."""
     ranks = dist.get_process_group_ranks(group)

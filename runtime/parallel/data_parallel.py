@@ -42,8 +42,10 @@ from runtime.models import Experts, Policy
 from runtime.offload import HERE, Host, HostGradients, StateOffload
 from runtime.optim import local
 from runtime.parallel.collectives import Group, Pending, start_all_reduce, sum_together
+from runtime.parallel.compressed_gradients import GradientReduction
 from runtime.parallel.expert_parallel import of_experts
 from runtime.parallel.mesh import Replicas
+from runtime.parallel.zero_plus import BlockGather, ZeroPlusGroups
 
 BUCKET_BYTES = 25 * MB  # PyTorch DDP's default
 
@@ -164,7 +166,8 @@ class Buffered:
 
     They live in one fp32 buffer for the life of the run, as in Megatron-LM's DDP: a
     hook adds each fresh one to its place and lets it go. Equal buckets of the buffer
-    are all-reduced as the last backward fills them, latest layers first. (PyTorch's own
+    are all-reduced as the last backward fills them, latest layers first; a *reduction*
+    of its own begins when all are there. (PyTorch's own
     DDP holds neither DTensor parameters beside plain ones nor several forwards in
     flight.) Each of *micro_batches* adds to each parameter once, in whatever order:
     where backward is split, some gradients come with I and others with W. Sums over the
@@ -180,8 +183,11 @@ class Buffered:
         experts: Group | None,
         micro_batches: int,
         mean_over: int,
+        reduction: GradientReduction | None = None,
     ) -> None:
         self._micro_batches, self._mean_over = micro_batches, mean_over
+        self._reduction = reduction
+        self.alone = False  # whether each rank keeps its own: an optimizer exchanges
         self._sending = False
         self._vectors = _Vectors()
         self._buckets: list[_Bucket] = []
@@ -215,17 +221,28 @@ class Buffered:
 
     @contextmanager
     def backward(self, kind: Kind, *, last: bool) -> Iterator[None]:
-        if last:  # from now on a bucket travels when it is whole
+        if last and self._reduction is None and not self.alone:
+            # from now on a bucket travels when it is whole
             self._sending = True
             for bucket in self._buckets:
                 self._send_if_whole(bucket)
         yield
         self._vectors.settle()
 
+    @property
+    def sent_bytes(self) -> int:
+        """What a reduction of its own has all-reduced."""
+        return 0 if self._reduction is None else self._reduction.sent_bytes
+
     def finish(self) -> None:
         for name, place in self._places.items():
             added = place.added
             assert added == self._micro_batches, f"{name} has {added} gradients"
+        if self.alone:
+            return
+        if self._reduction is not None:
+            self._reduction.reduce(dict(self.gradients()), self._mean_over)
+            return
         for bucket in self._buckets:
             if bucket.group is None:
                 if self._mean_over > 1:
@@ -281,6 +298,7 @@ class Sharding:
     away: StateOffload = HERE
     alike: Replicas | None = None
     mean_over: int = 1
+    zero_plus: ZeroPlusGroups | None = None
 
 
 class Sharded:
@@ -303,6 +321,10 @@ class Sharded:
         # (PyTorch 2.13).
         alone = experts is not None and experts.size(-1) == 1
         self._left_to_divide = 1
+        self._gather = BlockGather()
+        reshards: int | bool = how.zero == 3
+        if how.zero_plus is not None:
+            reshards = how.zero_plus.reshards()
         if experts is not None and alone:
             self._left_to_divide = mesh.size() // experts.size()
         for unit in (*units, stage):
@@ -313,9 +335,11 @@ class Sharded:
                 mesh=over,
                 shard_placement_fn=partial(evenly, ranks=over.size(over.ndim - 1)),
                 mp_policy=how.policy.fully_shard,
-                reshard_after_forward=how.zero == 3,
+                reshard_after_forward=reshards,
                 offload_policy=how.away.policy(how.device),
             )
+            if how.zero_plus is not None and isinstance(unit, FSDPModule):
+                how.zero_plus.attach(unit, self._gather)
             if apart and not alone and isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(mesh.size())
                 unit.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
@@ -347,7 +371,14 @@ class Sharded:
         self._root.set_requires_gradient_sync(last or self.zero >= 2)
         self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
-        return nullcontext()
+        return self._gathering()
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Around a backward, in which weights come as they are."""
+        self._gather.in_backward = True
+        yield
+        self._gather.in_backward = False
 
     def finish(self) -> None:
         """`fully_shard` waits as the last backward ends."""
@@ -382,6 +413,11 @@ class Sharded:
                     self._how.device,
                     mean_over=self._how.mean_over,
                 )
+
+    @property
+    def sent_bytes(self) -> int:
+        """What ZeRO++ has sent from this rank instead of weights in forwards."""
+        return self._gather.sent_bytes
 
     def groups(self) -> Iterator[Any]:
         """`fully_shard`'s groups of parameters, the latest layers' first."""

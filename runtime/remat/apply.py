@@ -28,7 +28,8 @@ from runtime.models import Layer, Stage
 from runtime.offload import Tiers
 from runtime.remat import layer_ops as steps
 from runtime.remat.layer_ops import ENTRY
-from runtime.remat.saved_tensors import Pass
+from runtime.remat.quantized_activations import Quantizer
+from runtime.remat.saved_tensors import Away, Pass
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -36,8 +37,8 @@ Forward = Callable[[Tensor], Tensor]
 class Passes:
     """The passes through a stage's layers: whose tensors to fetch after whose."""
 
-    def __init__(self, tiers: Tiers) -> None:
-        self._tiers = tiers
+    def __init__(self, away: Away) -> None:
+        self._away = away
         self._latest: ReferenceType[Pass] | None = None
 
     def begin(self, stream: Tensor) -> Tensor:
@@ -45,10 +46,10 @@ class Passes:
         self._latest = None
         return stream
 
-    def next(self, retention: Retention) -> Pass:
-        """It comes to a layer."""
+    def next(self, retention: Retention, number: int) -> Pass:
+        """It comes to layer *number* of the stage."""
         before = None if self._latest is None else self._latest()
-        taken = Pass(retention, self._tiers, before)
+        taken = Pass(retention, self._away, before, number)
         self._latest = ref(taken)
         return taken
 
@@ -60,22 +61,25 @@ def apply(
     dropout: bool,
     device: torch.device,
     folder: Path | None = None,
-) -> None:
+) -> Quantizer:
     """Make the layers of *stage* do what *plans*, one for each numbered layer, say.
 
-    What goes to a drive is in files of *folder*.
+    What goes to a drive is in files of *folder*; what is compressed goes through the
+    quantizer that is given back.
 
     Raises Unsupported for what is only priced.
     """
     for retention in plans:
         require_executable(retention)
     layers = list(stage.layers.values())
-    passes = Passes(Tiers(device, folder))
+    away = Away(Tiers(device, folder), Quantizer())
+    passes = Passes(away)
     parts = [
-        _together(layers[first:end], plans[first:end], passes, dropout)
+        _together(layers[first:end], plans[first:end], passes, dropout, first)
         for first, end in _runs(plans)
     ]
     stage.body = [passes.begin, *parts]
+    return away.quantizer
 
 
 def require_executable(retention: Retention) -> None:
@@ -108,12 +112,14 @@ def _together(
     plans: Sequence[Retention],
     passes: Passes,
     dropout: bool,
+    number: int,
 ) -> Forward:
     retention, layer = plans[0], layers[0]
+    begin = partial(passes.next, retention, number)
     if len(layers) > 1:
-        return _remade(nn.Sequential(*layers), retention, passes, dropout)
+        return _remade(nn.Sequential(*layers), retention, begin, dropout)
     if EVERYTHING in retention.recomputed:
-        layer.forward = _remade(layer.forward, retention, passes, dropout)
+        layer.forward = _remade(layer.forward, retention, begin, dropout)
     elif retention.recomputed == {CORE} and len(retention.tensors) == 1:
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have a core"
         core = layer.attention.core
@@ -125,12 +131,12 @@ def _together(
         )
     elif retention.tensors:
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have steps"
-        layer.forward = _stepwise(layer, retention, passes)  # type: ignore[method-assign,assignment]
+        layer.forward = _stepwise(layer, begin)  # type: ignore[method-assign,assignment]
     return layer
 
 
 def _remade(
-    forward: Forward, retention: Retention, passes: Passes, dropout: bool
+    forward: Forward, retention: Retention, begin: Callable[[], Pass], dropout: bool
 ) -> Forward:
     """*forward*, run again in backward from its input: kept, moved or packed."""
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=dropout)
@@ -139,7 +145,7 @@ def _remade(
         return partial(again, forward)
 
     def run(stream: Tensor) -> Tensor:
-        taken = passes.next(retention)
+        taken = begin()
         given = taken.source(taken.enter(ENTRY, stream))
         with taken.saving():
             made: Tensor = again(lambda: forward(*given()))
@@ -148,9 +154,9 @@ def _remade(
     return run
 
 
-def _stepwise(layer: Layer, retention: Retention, passes: Passes) -> Forward:
+def _stepwise(layer: Layer, begin: Callable[[], Pass]) -> Forward:
     def run(stream: Tensor) -> Tensor:
-        taken = passes.next(retention)
+        taken = begin()
         with taken.saving():
             return steps.run(layer, stream, taken)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -22,10 +23,18 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from costmodel.layout import EVERYTHING, Action, Retention, Treatment
 from runtime.offload import OnDrive, OnHost, Tiers
-from runtime.remat.quantized_activations import Packed, packed
+from runtime.remat.quantized_activations import Packed, Quantizer, Slot
 
 Values = tuple[Tensor, ...]
 Make = Callable[[], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Where tensors go that are not kept as they are: elsewhere, or in fewer bits."""
+
+    tiers: Tiers
+    quantizer: Quantizer
 
 
 class Geometry:
@@ -55,18 +64,21 @@ class Saved:
         self._flat: list[Tensor] | None = None
         self._stored: list[Stored] = []
 
-    def settle(self, treatment: Treatment | None, tiers: Tiers) -> None:
-        """Apply the *treatment* to the values, and free them."""
+    def settle(self, treatment: Treatment | None, away: Away, slot: Slot) -> None:
+        """Apply the *treatment* to the values, called *slot*, and free them."""
         values, self.values = self.values, ()
         how = treatment.action if treatment else Action.KEEP
         if self._make is not None and (how is Action.RECOMPUTE or not self.needed):
             return
-        flat = [_flat(value.detach()) for value in values]
+        flat = [flat_storage(value.detach()) for value in values]
         as_it_is = how in (Action.KEEP, Action.RECOMPUTE) or not self.needed
         if treatment is None or as_it_is:
             self._flat = flat
         else:
-            self._stored = [_stored(one, treatment, tiers) for one in flat]
+            self._stored = [
+                _stored(one, row_of(value), treatment, away, (slot, number))
+                for number, (one, value) in enumerate(zip(flat, values, strict=True))
+            ]
         self._make = None
 
     def start(self) -> None:
@@ -80,7 +92,7 @@ class Saved:
             self._flat = [one.back() for one in self._stored]
         elif self._flat is None:
             assert self._make is not None
-            self._flat = [_flat(value) for value in self._make()]
+            self._flat = [flat_storage(value) for value in self._make()]
             self._make = None
         self._stored = []
         return self._flat
@@ -115,14 +127,17 @@ class Box:
 
 
 class Pass:
-    """One micro-batch through one layer under *retention*.
+    """One micro-batch through layer *number* under *retention*.
 
     *before* is the pass through the layer before, whose tensors are fetched from the
     host, or the drive, while this one's backward runs.
     """
 
-    def __init__(self, retention: Retention, tiers: Tiers, before: Pass | None) -> None:
-        self._retention, self._tiers, self._before = retention, tiers, before
+    def __init__(
+        self, retention: Retention, away: Away, before: Pass | None, number: int
+    ) -> None:
+        self._retention, self._to, self._before = retention, away, before
+        self._number = number
         self._named: dict[str, Saved] = {}
         self._boxes: list[Box] = []
         self._away: list[ReferenceType[Saved]] = []
@@ -198,10 +213,10 @@ class Pass:
         places: dict[int, tuple[Saved, int]] = {}
         for kept in named.values():
             for number, value in enumerate(kept.values):
-                places.setdefault(_pointer(value), (kept, number))
+                places.setdefault(pointer(value), (kept, number))
         for box in boxes:
             assert box.tensor is not None
-            found = places.get(_pointer(box.tensor))
+            found = places.get(pointer(box.tensor))
             if found is not None:
                 box.refer(*found)
         for kept in named.values():
@@ -209,9 +224,9 @@ class Pass:
                 kept.part_of.needed = True
                 kept.needed = False
         for name, kept in named.items():
-            kept.settle(self.treatment(name), self._tiers)
+            kept.settle(self.treatment(name), self._to, (self._number, name))
         self._away = [ref(kept) for kept in named.values()]
-        self._tiers.sent()
+        self._to.tiers.sent()
 
     def treatment(self, name: str) -> Treatment | None:
         """What is done with the tensor *name*; `*` is any other."""
@@ -240,17 +255,18 @@ class Stored:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
+def _stored(
+    flat: Tensor, row: int, treatment: Treatment, away: Away, slot: Slot
+) -> Stored:
     if not flat.numel():
         return Stored(None, flat)
     count = round(treatment.ratio * flat.numel())
     some = flat[:count]
     moved: OnHost | OnDrive | Packed
     if treatment.action is Action.OFFLOAD:
-        moved = tiers.away(some, treatment.tier)
+        moved = away.tiers.away(some, treatment.tier)
     else:
-        assert treatment.bits is not None
-        moved = packed(some, treatment.bits)
+        moved = away.quantizer.pack(slot, some, row, treatment)
     return Stored(moved, flat[count:].clone() if count < flat.numel() else None)
 
 
@@ -293,13 +309,18 @@ def _drawing(given: Sequence[Saved]) -> Callable[[], AbstractContextManager[None
     return as_then
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def row_of(tensor: Tensor) -> int:
+    """How many elements a row has as it lies in memory; 0 where it lies otherwise."""
+    return tensor.shape[-1] if tensor.dim() and tensor.is_contiguous() else 0
+
+
+def flat_storage(tensor: Tensor) -> Tensor:
     """All of a tensor's storage."""
     count = tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.as_strided((count,), (1,), 0)
 
 
-def _pointer(tensor: Tensor) -> int:
+def pointer(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 

@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from runtime.train.activation_bits import ActivationBits, compresses
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
+    from runtime.train.gradients import require_compressible
+    from runtime.train.memory_budget import require_rematerializable
     from runtime.train.module_build import samples
     from runtime.train.options import (
         Options,

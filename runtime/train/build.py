@@ -11,7 +11,8 @@ those whose shards will be on the host wait there, a unit at a time on the devic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
+from costmodel.operators import GradientCompression
 from costmodel.schedule import schedule_called
 from profiles.models import Job
 from runtime.models import (
@@ -43,15 +45,19 @@ from runtime.parallel import (
     Sharded,
     Sharding,
     Unit,
+    ZeroPlusGroups,
     context_parallel,
     expert_parallel,
+    multiply_emulated,
     multiply_in_eight_bits,
     one_axis,
+    reduction_of,
     replicas,
     split_layer_as,
     tensor_parallel,
 )
 from runtime.pipeline import PipelineStage
+from runtime.remat import Quantizer
 from runtime.remat import apply as retention
 from runtime.train.compile import compile_layer
 
@@ -65,6 +71,7 @@ class LocalStage(PipelineStage):
     replicas: Replicas
     copies: int
     away: StateOffload
+    quantizer: Quantizer = field(default_factory=Quantizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()
@@ -74,14 +81,18 @@ class LocalStage(PipelineStage):
 class Setup:
     """How a rank makes its modules: their first values are of *seed*, on *device*.
 
-    *compiled*: torch.compile of each layer; what is saved on a drive is in files of
-    *offload_dir* (None: of the folder of temporary files).
+    *compiled*: torch.compile of each layer; whole *gradients* are all-reduced so;
+    within *budget_bytes*, where given, passes save by dynamic rematerialization; what
+    is saved on a drive is in files of *offload_dir* (None: of the folder of temporary
+    files).
     """
 
     seed: int
     device: torch.device
     compiled: bool = False
     offload_dir: Path | None = None
+    gradients: GradientCompression = field(default_factory=GradientCompression)
+    budget_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ class Builder:
         """All of them, ready to train, in model order."""
         rank = self.meshes.weights["pp"].get_local_rank()
         groups = replicas(self.layout, self.meshes, zero=self._zero)
+        assert self._zero_plus is None or self._zero == 3, "ZeRO++ is of ZeRO-3"
         return [
             self._stage(index, rank, groups[index])
             for index, plan in enumerate(self.layout.stages)
@@ -109,6 +121,10 @@ class Builder:
         plan, ranks = self.layout.stages[0].plans[0], self.meshes.weights["dp"].size()
         return level(plan.zero, self.layout.offload, ranks=ranks)
 
+    @cached_property
+    def _zero_plus(self) -> ZeroPlusGroups | None:
+        return ZeroPlusGroups.of(self.layout.zero_plus, self.meshes.weights)
+
     def _stage(self, index: int, rank: int, alike: Replicas) -> LocalStage:
         layout, plan = self.layout, self.layout.stages[index]
         spec, rules = decoder_of(self.job), policy(layout.precision_name)
@@ -119,6 +135,9 @@ class Builder:
         self._split(stage, plan, split)
         for layer in stage.layers.values() if rules.eight_bits else ():
             multiply_in_eight_bits(layer)
+        if rules.emulated is not None:
+            for layer in stage.layers.values():
+                multiply_emulated(layer, rules.emulated)
         later = (
             defer_weight_grads(stage)
             if schedule_called(layout.schedule).splits
@@ -127,7 +146,7 @@ class Builder:
         for layer in stage.layers.values() if self.setup.compiled else ():
             compile_layer(layer)
         named = zip(plan.layers, plan.plans, strict=True)
-        retention.apply(
+        quantizer = retention.apply(
             stage,
             [one.retention for name, one in named if name.isdigit()],
             dropout=spec.most_dropped > 0,
@@ -150,6 +169,7 @@ class Builder:
             replicas=alike,
             copies=len(plan.held_by),
             away=away,
+            quantizer=quantizer,
         )
 
     def _filled(self, plan: StagePlan, away: StateOffload) -> Stage:
@@ -219,9 +239,14 @@ class Builder:
                 experts=alike.experts,
                 micro_batches=self.layout.micro_batches // copies,
                 mean_over=meshes.weights["dp"].size(),
+                reduction=reduction_of(self.setup.gradients, alike.weights),
             )
         how = Sharding(
-            zero=self._zero, policy=rules, away=away, device=self.setup.device
+            zero=self._zero,
+            policy=rules,
+            away=away,
+            device=self.setup.device,
+            zero_plus=self._zero_plus,
         )
         mesh, apart, units = meshes.shards, meshes.expert_shards, self._apart(stage)
         if alike.weights is not None:

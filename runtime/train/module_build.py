@@ -9,24 +9,26 @@ Every rank makes the whole module once, from one seed, and keeps what its stages
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves
 
 from costmodel.layout import EVERYTHING, Layout
 from costmodel.layout import Stage as StagePlan
 from profiles.errors import Unsupported
 from profiles.models import ModuleSpec
-from profiles.trace import module_of
-from runtime.data import SYNTHETIC
+from profiles.trace import Example, module_of, shifts_labels, vocabulary_of
+from runtime.data import SYNTHETIC, source
 from runtime.models import policy
-from runtime.modules import Cut, Samples, TracedStage, WholeStage, cut_of
+from runtime.modules import Cut, Samples, Tokens, TracedStage, WholeStage, cut_of
 from runtime.offload import StateOffload
 from runtime.parallel import Replicas, Unit, all_reduce_from, own_group
+from runtime.remat import Quantizer, compress_module
 from runtime.train.build import Builder, LocalStage
 
 
@@ -57,7 +59,8 @@ class ModuleBuilder(Builder):
     def _stage(self, index: int, rank: int, alike: Replicas) -> LocalStage:
         layout, plan = self.layout, self.layout.stages[index]
         away = StateOffload.of(layout.offload, self._zero)
-        module = self._module(plan)
+        quantizer = Quantizer()
+        module = self._module(plan, quantizer)
         micro_batch = layout.micro_batch(plan)
         rules = policy(layout.precision_name)
         come, go = widths(module)
@@ -76,23 +79,35 @@ class ModuleBuilder(Builder):
             replicas=alike,
             copies=len(plan.held_by),
             away=away,
+            quantizer=quantizer,
         )
 
-    def _module(self, plan: StagePlan) -> nn.Module:
+    def _module(self, plan: StagePlan, quantizer: Quantizer) -> nn.Module:
         again = [
             name
             for name, one in zip(plan.layers, plan.plans, strict=True)
             if EVERYTHING in one.retention.recomputed
         ]
+        packed = {
+            name: how
+            for name, one in zip(plan.layers, plan.plans, strict=True)
+            if (how := one.retention.compressed(EVERYTHING)) is not None
+        }
         if not self.spec.own_code and plan.mesh.tp == 1:
             stage = TracedStage(self.cut, plan.layers, self.whole, self.samples)
             stage.recompute(again)
+            for name, how in packed.items():
+                if name in stage.layers:
+                    compress_module(stage.layers[name], how, quantizer, name)
             return stage
         paths = {layer.name: layer.path for layer in self.cut.layers if layer.path}
         held = WholeStage(self.whole, self.samples, list(paths.values()))
         if plan.mesh.tp > 1:
-            held.split(self.spec.styles, self.meshes.weights["tp"])
+            held.split(self.spec, self.meshes.weights["tp"])
         held.recompute([paths[name] for name in again])
+        for name, how in packed.items():
+            unit = self.whole.get_submodule(paths[name])
+            compress_module(unit, how, quantizer, name)
         return held
 
     def _apart(self, stage: nn.Module) -> list[Unit]:
@@ -162,14 +177,53 @@ def _holders(cut: Cut, layout: Layout) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield parameter.name, tuple(ranks)
 
 
-def samples(data: str, spec: ModuleSpec, seed: int) -> Samples:
-    """Synthetic samples of the form that the module says; raises Unsupported for other
-    *data*."""
-    if data != SYNTHETIC:
-        raise Unsupported(
-            f"--data {data}: a module is trained on synthetic samples of the form of "
-            "its example inputs; leave --data out, or train it by runtime.parallelize"
-        )
+def samples(
+    data: str, spec: ModuleSpec, seed: int, *, checked: bool = False
+) -> Samples:
+    """Synthetic samples of the form that the module says, or the tokens of *data* where
+    it reads tokens; raises Unsupported where it does not, and what `source` does.
+    """
     torch.manual_seed(seed)
     _, example = module_of(spec.module, seq_len=spec.seq_len, meta=False)
-    return Samples(example=example, seq_len=spec.seq_len, seed=seed, name=spec.module)
+    made = Samples(example=example, seq_len=spec.seq_len, seed=seed, name=spec.module)
+    if data == SYNTHETIC:
+        return made
+    place, labels = _token_inputs(data, spec, example)
+    module, inputs = module_of(spec.module, seq_len=spec.seq_len)
+    tokens = tree_leaves((inputs.args, dict(inputs.kwargs)))[place]
+    shifts = shifts_labels(module)
+    if shifts is False:
+        raise _no_tokens(data, spec, "its labels are not the tokens that come next")
+    rows = vocabulary_of(module, inputs, tokens)
+    if rows is None:
+        raise _no_tokens(data, spec, "it looks its tokens up in no table")
+    read = source(data, vocab=rows, seq_len=spec.seq_len, seed=seed, checked=checked)
+    found = Tokens(source=read, place=place + 1, labels=labels + 1, shifts=bool(shifts))
+    return replace(made, tokens=found)
+
+
+def _token_inputs(data: str, spec: ModuleSpec, example: Example) -> tuple[int, int]:
+    """Where among the inputs the tokens and their labels are: the only ones that are
+    integers of a sequence; raises Unsupported."""
+    leaves = tree_leaves((example.args, dict(example.kwargs)))
+    named = {id(one): name for name, one in example.kwargs.items()}
+    found = [
+        place
+        for place, one in enumerate(leaves)
+        if example.batched(one)
+        and one.shape[1:] == (spec.seq_len,)
+        and not (one.is_floating_point() or one.dtype is torch.bool)
+    ]
+    if len(found) != 2 or len(found) != sum(map(example.batched, leaves)):
+        raise _no_tokens(data, spec, "its inputs are not tokens and a label for each")
+    first, second = found
+    if named.get(id(leaves[first])) == "labels":
+        return second, first
+    return first, second
+
+
+def _no_tokens(data: str, spec: ModuleSpec, why: str) -> Unsupported:
+    return Unsupported(
+        f"--data {data}: {spec.module} is trained on synthetic samples of the form of "
+        f"its inputs, for {why}; leave --data out, or train it by runtime.parallelize"
+    )

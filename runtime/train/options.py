@@ -196,6 +196,29 @@ class Options:
         help="Where the loss is not finite: stop, or go back to the newest checkpoint "
         "and leave out the batches that did it.",
     )
+    compress_activations: str | None = option(
+        type=Choice(("auto",)),
+        metavar="auto",
+        help="Share the bits of compressed activations out by what they do to the "
+        "gradients, every 1000 steps.  [default: as the layout says]",
+    )
+    compress_gradients: str | None = option(
+        type=text,
+        metavar="HOW",
+        help="What ZeRO-0 all-reduces: none, bf16, powersgd:RANK, or "
+        "1bit[:WARMUP_STEPS] (1-bit Adam).  [default: as the layout was priced]",
+    )
+    recompute: str | None = option(
+        type=Choice(("dtr",)),
+        metavar="dtr",
+        help="Dynamic tensor rematerialization, within --memory-budget: what passes "
+        "save is evicted, and made again when backward reads it.",
+    )
+    memory_budget: float | None = option(
+        type=FloatRange(0, 1e9, strictly=True),
+        metavar="MIB",
+        help="With --recompute dtr: MiB of saved tensors on a rank.",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
 
@@ -313,9 +336,12 @@ class RunOptions(Options):
         return least, self.nnodes if most is None else most
 
 
-def require_allowed(options: RunOptions, layout: Layout, optimizer: str) -> None:
+def require_allowed(
+    options: RunOptions, layout: Layout, optimizer: str, priced: str | None = None
+) -> None:
     """Raise Contradiction for a layout whose steps are not flushed, unless that is
-    allowed and everything else goes with it."""
+    allowed and everything else goes with it. It was *priced* with gradients that are
+    compressed so."""
     stale = schedule_called(layout.schedule).stale
     remedy = options.training.stale_gradients
     if stale is None:
@@ -332,12 +358,16 @@ def require_allowed(options: RunOptions, layout: Layout, optimizer: str) -> None
             "another layout"
         )
     require_remedy(remedy, optimizer=optimizer, stashes=stale.stashes)
+    compressed = options.compress_gradients or priced
     beside = {
         "--elastic": options.elastic is not None,
         "--recovery replica": options.recovery == "replica",
         "--on-nan rollback": options.on_nan == "rollback",
         "--compile": options.compiled,
         "--observe": options.observe is not None,
+        "--memory-budget": options.memory_budget is not None,
+        "--compress-activations": options.compress_activations is not None,
+        "--compress-gradients": compressed not in (None, "none"),
     }
     given = [name for name, said in beside.items() if said]
     if given:

@@ -12,8 +12,8 @@ with their other passes: they wait for each other in STEP.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
 from typing import Protocol
@@ -130,6 +130,7 @@ class Step:
         self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
         self.rules, self.scale = rules, loss_scale(rules.scaled)
         self.norm = 0.0
+        self.saving: Callable[[], AbstractContextManager[None]] = nullcontext
         self._factor = 1.0  # what the update multiplies gradients by
         self._before: LossScale | None = None  # the update of a step under way
         self._counts = True  # that update
@@ -149,9 +150,11 @@ class Step:
         for stage in self.stages.values():
             stage.parallel.begin()
 
-    def forward(self, stage: int) -> AbstractContextManager[object]:
+    @contextmanager
+    def forward(self, stage: int) -> Iterator[None]:
         """Around a stage's forward."""
-        return self.rules.computing(self.mesh.device_type)
+        with self.rules.computing(self.mesh.device_type), self.saving():
+            yield
 
     def backward(
         self, stage: int, kind: Kind, last: bool
@@ -177,11 +180,7 @@ class Step:
 
     def step(self) -> None:
         """STEP: update every stage of this rank."""
-        for stage in self.stages:
-            if stage not in self._gradients:
-                self._finish(stage)
-        self._sum_tied()
-        made = self._made()
+        made = self.summed()
         norm = global_norm(map(self._pieces, self.optimizer.turns(made)))
         self.norm = float(norm) / self.scale.value
         clipped = clip_factor(self.norm, self.optimizer.settings.clip)
@@ -190,6 +189,19 @@ class Step:
         self._counts = self.scale.judge(finite=isfinite(self.norm))
         if self._counts:
             self.optimizer.step(made, self._factor)
+
+    def summed(self) -> dict[str, Tensor]:
+        """This rank's part of every gradient, when all have come."""
+        for stage in self.stages:
+            if stage not in self._gradients:
+                self._finish(stage)
+        self._sum_tied()
+        return self._made()
+
+    def squares(self, some: Mapping[str, Tensor]) -> float:
+        """The sum of squares over all ranks, of what has a parameter's shape and name
+        each."""
+        return float(global_norm([self._pieces(some)], device=self._device)) ** 2
 
     def done(self) -> None:
         """The step has ended on every rank: its update stays."""

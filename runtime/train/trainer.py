@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from costmodel.layout import Layout
+from costmodel.operators import GradientCompression
 from costmodel.schedule import (
     Action,
     Kind,
@@ -29,11 +30,20 @@ from costmodel.schedule import (
 from profiles.models import Job
 from runtime.data import Source
 from runtime.models import policy
-from runtime.modules import Samples
+from runtime.modules import Samples, TracedStage, WholeStage
 from runtime.offload import DiskOptimizer
-from runtime.optim import LearningRate, LossScale, Optimizer, Settings
-from runtime.parallel import Context, Meshes, Sharded, context_group
+from runtime.optim import LearningRate, LossScale, OneBitAdam, Optimizer, Settings
+from runtime.parallel import (
+    Buffered,
+    Context,
+    Meshes,
+    Sharded,
+    Signs,
+    context_group,
+    round_at_random,
+)
 from runtime.pipeline import Executor, Links
+from runtime.remat import Rematerializer
 from runtime.trace import ActionObserver, Recorder
 from runtime.train.build import Builder, LocalStage, Setup
 from runtime.train.module_build import ModuleBuilder, SharedParameters
@@ -95,11 +105,13 @@ class Trainer:
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
         self._step = self._hooks(tied, late or Late())
+        self._equip(setup)
         stream = rank_stream(layout, self.mesh["pp"].get_local_rank())
         stages = {held.index: held for held in self.stages}
         links = Links(self.mesh["pp"].get_group(), *_holders(layout))
         onward = tuple(one for one in apart(stream) if one.kind in FORWARDS)
-        self._executor, self._onward = (
+        trial = tuple(one for one in stream if one.kind is not Kind.STEP)
+        self._executor, self._onward, self._trial = (
             Executor(
                 stream=actions,
                 stages=stages,
@@ -107,8 +119,18 @@ class Trainer:
                 micro_batches=layout.micro_batches,
                 hooks=self._step,
             )
-            for actions in (stream, onward)
+            for actions in (stream, onward, trial)
         )
+
+    def _equip(self, setup: Setup) -> None:
+        """What compresses and rematerializes, where that is asked for."""
+        if self.rules.rounds_updates:
+            self.optimizer.rounding = round_at_random
+        self._one_bit = exchanging(self.optimizer, self.stages, setup.gradients)
+        self.rematerializer: Rematerializer | None = None
+        if setup.budget_bytes is not None:
+            self.rematerializer = Rematerializer(setup.budget_bytes)
+            self._step.saving = self.rematerializer.recording
 
     def _built(self, meshes: Meshes, setup: Setup) -> tuple[list[LocalStage], Tied]:
         """This rank's stages, and what other stages hold too."""
@@ -128,7 +150,7 @@ class Trainer:
             return Step(*parts)
         group, rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
         hooks = StaleStep(*parts, layout=self.layout, rank=rank, late=late)
-        self._flow = Flow(self.layout, rank, hooks, self._read, Told(group))
+        self._flow = Flow(self.layout, rank, hooks, self._trained_on, Told(group))
         return hooks
 
     @property
@@ -154,10 +176,11 @@ class Trainer:
         if self.rate is not None:  # also a constant one: a checkpoint has another
             self.optimizer.learning_rate = self.rate.at(number)
         self._step.begin()
+        self._exchange()
         self._executor.recorder = self.recorder if record else watch
         self._executor.loss_scale = self.scale.value / self.layout.micro_batches
         if self._flow is None:
-            batch = self._read(number)
+            batch = self._trained_on(number)
             self._wait()
             began = time.perf_counter()
             loss = self._mean(self._executor.step(*batch))
@@ -172,6 +195,13 @@ class Trainer:
             learning_rate=self.optimizer.learning_rate,
             seconds=time.perf_counter() - began,
         )
+
+    def _exchange(self) -> None:
+        """Where the optimizer exchanges momenta, gradients stay each rank's own."""
+        if self._one_bit is not None:
+            for held in self.stages:
+                assert isinstance(held.parallel, Buffered)
+                held.parallel.alone = self._one_bit.exchanges
 
     def sound(self, result: StepResult) -> bool:
         """Whether a step left finite numbers behind, on every rank alike: its loss is
@@ -193,17 +223,36 @@ class Trainer:
         read, which may lie over those of training: evaluate on another file.
         """
         means = []
-        for held in self.stages:
-            held.module.eval()
+        self._read(source, training=False)
         try:
             with torch.no_grad():
                 for number in range(batches):
                     losses = self._onward.step(*self._batch(number, source, BEYOND))
                     means.append(self._mean(losses))
         finally:
-            for held in self.stages:
-                held.module.train()
+            self._read(self.source, training=True)
         return sum(means) / len(means)
+
+    def _read(self, source: Source, *, training: bool) -> None:
+        """Modules compute the inputs of *source* by themselves."""
+        for held in self.stages:
+            held.module.train(training)
+            if isinstance(held.module, TracedStage | WholeStage):
+                assert isinstance(source, Samples)
+                held.module.samples = source
+
+    def trial(self, number: int) -> dict[str, Tensor]:
+        """Copies of this rank's gradients of step *number*, which is not made."""
+        tokens, targets = self._batch(batch_of(number, self.skipped), self.source)
+        self._seeded(number)
+        self._step.begin()
+        self._trial.loss_scale = self.scale.value / self.layout.micro_batches
+        self._trial.step(tokens, targets)
+        return {name: one.clone() for name, one in self._step.summed().items()}
+
+    def distance(self, one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+        """The square of how far gradients of all ranks are apart."""
+        return self._step.squares({name: one[name] - two[name] for name in one})
 
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""
@@ -226,7 +275,7 @@ class Trainer:
         """The local gradients of the last step, after clipping."""
         return self._step.gradients()
 
-    def _read(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _trained_on(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
         """The batch that step *number* trains on."""
         return self._batch(batch_of(number, self.skipped), self.source)
 
@@ -310,6 +359,23 @@ def optimizer(
                 assert isinstance(stage.parallel, Sharded)
                 stage.parallel.send_to(found.take_scattered())
     return found
+
+
+def exchanging(
+    optimizer: Optimizer, stages: Sequence[LocalStage], how: GradientCompression
+) -> OneBitAdam | None:
+    """1-bit Adam in place of Adam, where that is asked for and there are ranks."""
+    group = stages[0].replicas.weights
+    if how.kind != "1bit" or group is None or group.size() == 1:
+        return None
+    inner = OneBitAdam(
+        optimizer.inner.param_groups,
+        warm_up=how.number,
+        mean=Signs(group).mean,
+        decoupled=optimizer.settings.name == "adamw",
+    )
+    optimizer.inner = inner
+    return inner
 
 
 def rank_stream(layout: Layout, rank: int) -> Stream:

@@ -18,7 +18,8 @@ from torch import Tensor
 from profiles.errors import Contradiction, InvalidFile, Unsupported
 from profiles.files import read_json, require_package, shown
 from profiles.models import DecoderSpec, parse_config
-from runtime.weights.names import COMPUTED, PREFIX, Bond, Shape, bonds
+from runtime.weights.expected import Expected, OwnModule, of_decoder
+from runtime.weights.names import Shape
 
 CONFIG: Final = "config.json"
 ONE: Final = "model.safetensors"
@@ -30,22 +31,18 @@ _FREE: Final = ("dropout", "attention_dropout", "embedding_dropout", "balance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFolder:
-    """What is in *path*: *files* has the file of each tensor, by the name that a bond
-    has of it; *prefix* is what the folder leaves out of those names."""
+    """What is in *path*: *places* has the file of each tensor and its name there, by
+    the name that a bond of what is *expected* has of it."""
 
     path: Path
     config: Mapping[str, Any]
-    spec: DecoderSpec
-    files: Mapping[str, str]
-    prefix: str = ""
-
-    @property
-    def kind(self) -> str:
-        return str(self.config["model_type"])
+    expected: Expected
+    places: Mapping[str, tuple[str, str]]
+    spec: DecoderSpec | None = None  # none of a user's module
 
     @classmethod
     def read(cls, path: Path) -> WeightsFolder:
-        """Looks at names and shapes alone.
+        """A decoder's, by its configuration. Looks at names and shapes alone.
 
         Raises InvalidFile for what is damaged or missing, Unsupported for a model or
         tensors that are not trained.
@@ -56,31 +53,49 @@ class WeightsFolder:
         assert isinstance(config, dict)
         if not isinstance(spec, DecoderSpec):
             raise Unsupported(f"{shown(path)} holds no decoder; decoders are trained")
-        named = {name: file for name, file in _files(path) if not computed(name)}
-        front = PREFIX.get(config["model_type"], "")
-        bare = not any(name.startswith(front) for name in named)
-        prefix = front if bare else ""  # as the first GPT-2 was published
-        known = {
-            name if name.startswith("lm_head.") else f"{prefix}{name}": file
-            for name, file in named.items()
-        }
-        found = cls(path=path, config=config, spec=spec, files=known, prefix=prefix)
+        expected = of_decoder(spec, str(config["model_type"]))
+        return cls._held(path, config, expected, spec)
+
+    @classmethod
+    def of_module(cls, path: Path, own: OwnModule) -> WeightsFolder:
+        """A user's module's, by its own names; raises as `read`, and Contradiction for
+        the configuration of another one."""
+        require_package("safetensors", f"--weights {shown(path)}", extra="runtime")
+        config: Any = {}
+        if (path / CONFIG).is_file():
+            config = read_json(path / CONFIG, what="the configuration of --weights,")
+        if not isinstance(config, dict):
+            raise InvalidFile(f"{shown(path / CONFIG)} is no configuration")
+        own.require_alike(path, config)
+        return cls._held(path, config, own.expected, None)
+
+    @classmethod
+    def _held(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        expected: Expected,
+        spec: DecoderSpec | None,
+    ) -> WeightsFolder:
+        places = expected.known(dict(_files(path)))
+        found = cls(
+            path=path, config=config, expected=expected, places=places, spec=spec
+        )
         found._require_all()
         return found
-
-    def bonds(self) -> Iterator[Bond]:
-        return bonds(self.spec, self.kind)
 
     def tensors(self, names: Iterable[str]) -> list[Tensor]:
         """Whole tensors, on the CPU, by a bond's names for them."""
         found = []
         for name in names:
-            with opened(self.path / self.files[name]) as file:
-                found.append(file.get_tensor(self._theirs(name)))
+            place, theirs = self.places[name]
+            with opened(self.path / place) as file:
+                found.append(file.get_tensor(theirs))
         return found
 
     def require_of(self, spec: DecoderSpec) -> None:
         """Raise Contradiction where a model of *spec* is another one."""
+        assert self.spec is not None
         ours, theirs = plain(spec), plain(self.spec)
         for name in ours:
             if ours[name] != theirs[name]:
@@ -90,53 +105,48 @@ class WeightsFolder:
                     f"layout; plan with --model {shown(self.path)}"
                 )
 
-    def _theirs(self, name: str) -> str:
-        return name.removeprefix(self.prefix)
-
     def _require_all(self) -> None:
         """Raise what is wrong with the names, shapes and types of the tensors."""
         wanted: dict[str, Shape] = {}
-        for bond in self.bonds():
+        for bond in self.expected.bonds:
             wanted |= bond.theirs
-        spare = {"lm_head.weight"} if self.spec.tied_embeddings else set()
         for what, names in (
-            ("lacks", wanted.keys() - self.files.keys()),
-            ("has an unknown tensor", self.files.keys() - wanted.keys() - spare),
+            ("lacks", wanted.keys() - self.places.keys()),
+            ("has an unknown tensor", self.places.keys() - wanted.keys()),
         ):
             if names:
                 first = sorted(map(self._theirs, names))[0]
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise InvalidFile(
-                    f"--weights {shown(self.path)} {what} {shown(first)}{more}, of a "
-                    f"{self.kind} as its {CONFIG} says"
+                    f"--weights {shown(self.path)} {what} {shown(first)}{more}, "
+                    f"{self.expected.said}"
                 )
         for name, shape in wanted.items():
             self._require_shaped(name, shape)
 
+    def _theirs(self, name: str) -> str:
+        return self.places[name][1] if name in self.places else name
+
     def _require_shaped(self, name: str, shape: Shape) -> None:
-        theirs = self._theirs(name)
-        with opened(self.path / self.files[name]) as file:
+        place, theirs = self.places[name]
+        with opened(self.path / place) as file:
             if theirs not in file.keys():  # noqa: SIM118 - it is no mapping
                 raise InvalidFile(
-                    f"{shown(self.path / self.files[name])} lacks {shown(theirs)}, "
+                    f"{shown(self.path / place)} lacks {shown(theirs)}, "
                     f"which {INDEX} says is in it"
                 )
             seen = file.get_slice(theirs)
             if tuple(seen.get_shape()) != shape:
                 raise InvalidFile(
                     f"--weights {shown(self.path)}: {shown(theirs)} has shape "
-                    f"{tuple(seen.get_shape())}, its {CONFIG} says {shape}"
+                    f"{tuple(seen.get_shape())}, {shape} {self.expected.said}"
                 )
-            if seen.get_dtype() not in FLOATS:
+            counts = name in self.expected.counts
+            if seen.get_dtype() not in FLOATS and not counts:
                 raise Unsupported(
                     f"--weights {shown(self.path)}: {shown(theirs)} is "
                     f"{seen.get_dtype()}; weights of {', '.join(FLOATS)} are read"
                 )
-
-
-def computed(name: str) -> bool:
-    """Whether a tensor is no parameter."""
-    return name.endswith(COMPUTED)
 
 
 def plain(spec: DecoderSpec) -> dict[str, Any]:

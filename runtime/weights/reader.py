@@ -39,7 +39,7 @@ def load_weights(
     """
     reader = _Reader(folder)
     name = f"--weights {folder.path}"
-    wanted = Wanted(name, reader.read_metadata(), tied={})
+    wanted = Wanted(name, reader.read_metadata(), tied=folder.expected.aliases)
     wanted.model(parts, optimizer)
     read_wanted(wanted, reader)
     for one in held(parts, optimizer):
@@ -49,7 +49,9 @@ def load_weights(
 class _Reader(StorageReader):
     def __init__(self, folder: WeightsFolder) -> None:
         self._folder = folder
-        self._bonds = {name: bond for bond in folder.bonds() for name in bond.ours}
+        self._bonds = {
+            name: bond for bond in folder.expected.bonds for name in bond.ours
+        }
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing is kept between reads."""
@@ -57,7 +59,7 @@ class _Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Our parameters, each in one piece."""
         entries: dict[str, Any] = {}
-        for bond in self._folder.bonds():
+        for bond in self._folder.expected.bonds:
             for name, shape in bond.shapes().items():
                 size = torch.Size(shape)
                 origin = torch.Size([0] * len(shape))

@@ -15,16 +15,16 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from profiles.errors import Contradiction, InvalidFile, Unsupported
+from profiles.errors import Contradiction, InvalidFile
 from profiles.files import require_folder, require_package, shown, write_text
-from profiles.models import DecoderSpec, Job
+from profiles.models import DecoderSpec, Job, ModuleSpec
 from profiles.units import GB
-from runtime.checkpoint import everywhere, first_rank, rank_and_world
+from runtime.checkpoint import buffers, everywhere, first_rank, held, rank_and_world
 from runtime.weights.config import config_of
+from runtime.weights.expected import OwnModule, of_decoder
 from runtime.weights.folder import CONFIG, INDEX, ONE, WeightsFolder, opened
-from runtime.weights.names import Bond, bonds
+from runtime.weights.names import Bond
 
 FILE_BYTES: Final = 4 * GB
 TOKENIZER: Final = (
@@ -37,11 +37,12 @@ Named = tuple[str, dict[str, int]]  # a file, and the bytes of each tensor in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A folder to be written: its *config*, and the folder (*of*) that tokenizer files
-    come from, if there is one."""
+    """A folder to be written: its *bonds* with what trains, its *config*, and the
+    folder (*of*) that tokenizer files come from, where there are such."""
 
     path: Path
-    config: Mapping[str, Any]
+    bonds: Sequence[Bond]
+    config: Mapping[str, Any] | None
     of: Path | None = None
 
     @property
@@ -55,23 +56,34 @@ def exported(weights: str | None, save: str | None, job: Job) -> Export | None:
 
     Raises what is wrong with either.
     """
-    spec = job.spec
-    if not isinstance(spec, DecoderSpec):
-        if weights is None and save is None:
-            return None
-        raise Unsupported(
-            f"--weights and --save-weights are of decoders, not of {job.model}: let "
-            "its factory read weights"
-        )
-    folder = None if weights is None else WeightsFolder.read(Path(weights))
-    if folder is not None:
-        folder.require_of(spec)
+    folder = None if weights is None else weights_of(job, Path(weights))
     if save is None:
         return None
-    path = Path(save)
+    path, spec = Path(save), job.spec
     _require_new(path)
-    config = config_of(job, spec) if folder is None else folder.config
-    return Export(path=path, config=config, of=None if folder is None else folder.path)
+    of = None if folder is None else folder.path
+    if isinstance(spec, ModuleSpec):
+        own = OwnModule.of(spec)
+        found, of = own.expected.bonds, of or own.source
+        return Export(path=path, bonds=found, config=own.config, of=of)
+    assert isinstance(spec, DecoderSpec)  # others do not run
+    if folder is not None:
+        found, config = folder.expected.bonds, folder.config
+        return Export(path=path, bonds=found, config=config, of=of)
+    made = config_of(job, spec)
+    found = of_decoder(spec, made["model_type"]).bonds
+    return Export(path=path, bonds=found, config=made)
+
+
+def weights_of(job: Job, path: Path) -> WeightsFolder:
+    """The folder at *path*, of the model of *job*; raises what is wrong with it."""
+    spec = job.spec
+    if isinstance(spec, ModuleSpec):
+        return WeightsFolder.of_module(path, OwnModule.of(spec))
+    folder = WeightsFolder.read(path)
+    assert isinstance(spec, DecoderSpec)  # others do not run
+    folder.require_of(spec)
+    return folder
 
 
 def _require_new(path: Path) -> None:
@@ -84,10 +96,8 @@ def _require_new(path: Path) -> None:
     require_folder(path.parent, "--save-weights")
 
 
-def save_weights(
-    export: Export, spec: DecoderSpec, parts: Sequence[nn.Module], *, writes: bool
-) -> None:
-    """Write the parameters of *parts*; every rank calls this at once, and of those that
+def save_weights(export: Export, parts: Sequence[nn.Module], *, writes: bool) -> None:
+    """Write the tensors of *parts*; every rank calls this at once, and of those that
     hold the same stage one *writes*.
 
     Raises InvalidFile, on every rank, where that is not possible; nothing is left then.
@@ -96,7 +106,7 @@ def save_weights(
     rank, _ = rank_and_world()
     files = _Files(export.partial, rank, writes)
     try:
-        made = everywhere(lambda: _written(files, spec, export.config, parts))
+        made = everywhere(lambda: _written(files, export.bonds, parts))
         named = [one for some in made for one in some]
         first_rank(lambda: _finish(export, named, _dtype(parts)))
     except BaseException:
@@ -143,18 +153,16 @@ class _Files:
 
 
 def _written(
-    files: _Files,
-    spec: DecoderSpec,
-    config: Mapping[str, Any],
-    parts: Sequence[nn.Module],
+    files: _Files, bonds: Sequence[Bond], parts: Sequence[nn.Module]
 ) -> list[Named]:
-    """Gather every parameter on the ranks that hold it; those that write do."""
-    here = {name: one for part in parts for name, one in part.named_parameters()}
+    """Gather every tensor on the ranks that hold it; those that write do."""
+    here = {one.name: one.whole for one in held(parts)}
+    here |= {name: one.clone for name, one in buffers(parts)}
     failed: InvalidFile | None = None
-    for bond in bonds(spec, config["model_type"]):
+    for bond in bonds:
         if bond.reads or not all(name in here for name in bond.ours):
             continue
-        ours = [_whole(here[name]) for name in bond.ours]
+        ours = [here[name]() for name in bond.ours]
         if not files.writes or failed is not None:
             continue
         try:
@@ -168,12 +176,6 @@ def _written(
     return files.written
 
 
-@torch.no_grad()
-def _whole(parameter: Tensor) -> Tensor:
-    plain = parameter.detach()
-    return plain.full_tensor() if isinstance(plain, DTensor) else plain
-
-
 def _theirs(bond: Bond, ours: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
     made = bond.part([one.cpu() for one in ours])
     for name, tensor in zip(bond.theirs, made, strict=True):
@@ -184,13 +186,16 @@ def _theirs(bond: Bond, ours: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
 def _finish(export: Export, named: Sequence[Named], dtype: str) -> None:
     """One file where all fit, else an index; configuration and tokenizer; the name."""
     partial = export.partial
-    total = sum(size for _, sizes in named for size in sizes.values())
+    every = {name: size for _, sizes in named for name, size in sizes.items()}
+    total = sum(every.values())
     if total <= FILE_BYTES:
         _into_one(partial, named)
     else:
         _indexed(partial, named, total)
-    config = {k: v for k, v in export.config.items() if k != "dtype"}
-    write_text(partial / CONFIG, json.dumps({**config, "torch_dtype": dtype}, indent=2))
+    if export.config is not None:
+        config = {k: v for k, v in export.config.items() if k != "dtype"}
+        text = json.dumps({**config, "torch_dtype": dtype}, indent=2)
+        write_text(partial / CONFIG, text)
     for name in TOKENIZER if export.of is not None else ():
         assert export.of is not None
         if (export.of / name).is_file():

@@ -181,7 +181,7 @@ def test_foreign_weights_are_refused_by_name(
 
     def read_all() -> None:
         found = WeightsFolder.read(folder)
-        for bond in found.bonds():
+        for bond in found.expected.bonds:
             bond.join(found.tensors(bond.theirs))
 
     of_strangers(file, folder / "run", data, read_all)

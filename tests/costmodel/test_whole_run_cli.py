@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,64 @@ def test_failures_of_nodes_cost_days(
             whole["training"]["days"] / found["goodput"]
         )
         assert "write_bytes_per_s_per_device" not in found["assumed"]
-        waiting = found["assumed"]["restart_s"] / (found["mtbf_h"] * 3600)
+        assert found["recovery"] == "checkpoint"
+        restart_s = found["assumed"]["restart_s"] + found["checkpoint_s"]  # read again
+        waiting = restart_s / (found["mtbf_h"] * 3600)
         lost.append(1 - found["goodput"] - waiting)
     assert lost[1] / lost[0] == pytest.approx(2**0.5, rel=0.02)
+
+
+FAILING = (*ASKED, "--tokens", "3e11", "--mtbf", "1000")
+
+
+def test_every_option_of_a_run_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each changes its own member, and what follows from it."""
+    plain = answered(capsys, *FAILING)["training"]
+    lost = plain["failures"]
+    assert lost["mtbf_h"] == pytest.approx(1000 / 8)
+
+    def asked(*more: str) -> dict[str, Any]:
+        found: dict[str, Any] = answered(capsys, *FAILING, *more)["training"]
+        return found
+
+    stored = asked("--storage-bandwidth", "100")["failures"]
+    assert stored["checkpoint_s"] == pytest.approx(lost["checkpoint_bytes"] / 100e9)
+    quick = asked("--restart-time", "30")["failures"]
+    assert quick["goodput"] > lost["goodput"]
+    assert "restart_s" not in quick["assumed"]
+    saved = asked("--save-interval", "10")["failures"]
+    assert saved["interval_s"] < lost["interval_s"]
+    assert saved["goodput"] < lost["goodput"]
+    spared = asked("--spare-nodes", "2", "--repair-time", "100")["failures"]
+    assert spared["spares"]["repair_h"] == 100
+    assert spared["device_hours"] == pytest.approx(spared["days"] * 24 * (64 + 16))
+    logged = asked("--recovery", "log")["failures"]
+    assert logged["recovery"] == "log"
+    evaluated = asked("--eval-interval", "100", "--eval-iters", "10")
+    assert evaluated["days"] > plain["days"]
+    late = asked("--step-jitter", "0.02")
+    assert late["days"] > plain["days"]
+    clean = asked("--carbon-intensity", "0", "--pue", "1")
+    assert clean["co2_kg"] == 0
+    assert clean["energy_kwh"] == pytest.approx(plain["energy_kwh"] / 1.1)
+    assert clean["assumed"] == {}
+
+
+def test_drawn_runs_stand_beside_the_formula(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*FAILING, "--monte-carlo", "500")
+    lost = answered(capsys, *asked)["training"]["failures"]
+    drawn = lost["monte_carlo"]
+    low, high = drawn["goodput_interval"]
+    assert low <= drawn["goodput"] <= high
+    assert lost["goodput"] == pytest.approx(drawn["goodput"], abs=1.5 * (high - low))
+    assert drawn["failures"] == pytest.approx(lost["expected"], rel=0.1)
+    assert answered(capsys, *asked)["training"]["failures"] == lost
+    assert simulate(*asked, "--spare-nodes", "1") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("500 runs: goodput", "not replica", "spare nodes 1, back 24 h"):
+        assert words in said
 
 
 RAMP = ("--tokens", "3e11", "--rampup-batch-size", "64", "64", "2000000")
@@ -136,7 +192,17 @@ def test_one_process_is_compared_with_one_each(
         ((*ASKED, *RAMP[:3], "2000", *RAMP[4:]), "start below it"),
         ((*ASKED, *RAMP[:4], "60", *RAMP[5:]), "choose a divisor of 1472"),
         ((*ASKED, *RAMP[:4], "4", *RAMP[5:]), "is not a multiple of 8"),
-        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--rampup-batch-size are about one"),
+        ((*ASKED, "--mtbf", "100"), "--mtbf is about a whole run; give its --tokens"),
+        ((*ASKED, *RAMP[:2], "--eval-iters", "9"), "give --eval-interval"),
+        ((*ASKED, *RAMP[:2], "--monte-carlo", "9"), "give --mtbf HOURS"),
+        ((*ASKED, *RAMP[:2], "--save-interval", "9"), "--save-interval: nobody says"),
+        ((*FAILING, "--repair-time", "9"), "give --spare-nodes too"),
+        ((*FAILING, "--recovery", "replica"), "no state has copies on two nodes"),
+        ((*FAILING, "--recovery", "prayer"), "must be one of checkpoint, replica, log"),
+        ((*FAILING, "--mtbf", "0"), "must be a number > 0"),
+        ((*FAILING, "--pue", "0.9"), "must be a number >= 1"),
+        ((*FAILING, "--monte-carlo", "1"), "from 2 to 100000"),
+        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--tokens is about one"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_exit_2(

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from costmodel.runs.comparison import read_left_out
@@ -200,14 +201,31 @@ def test_the_readme_says_how_true_selective_recompute_is(root: Path) -> None:
 @pytest.mark.row(
     "J3",
     "seconds on 2,240, 2,800, 3,360 GPUs",
-    misses="what DeepSpeed's bf16 optimizer adds a micro-batch is not priced",
+    misses="5 s of each step are missing, however many micro-batches it has",
     expected="60.1; 50.2; 44.4 (7 %)",
 )
 @pytest.mark.parametrize(("gpus", "measured_s", "_"), MTNLG)
 def test_mt_nlg(gpus: int, measured_s: float, _: int, obtained: Obtained) -> None:
-    """Within 30 %: what DeepSpeed's bf16 optimizer adds a micro-batch is not priced."""
+    """10 to 13 % too few: a micro-batch takes what it did, a step does not."""
     obtained(f"{mtnlg(gpus).step_time_s:.1f}")
-    assert mtnlg(gpus).step_time_s == pytest.approx(measured_s, rel=0.30)
+    assert 0.86 < mtnlg(gpus).step_time_s / measured_s < 0.91
+
+
+@pytest.mark.row(
+    "J3",
+    "seconds of a micro-batch, of a step of none (least squares over 240, 192, 160)",
+    expected="0.197, 12.7",
+    evidence="computed",
+    misses="the step's own seconds: 286 other steps of this software lack none",
+)
+def test_a_micro_batch_of_mt_nlg_takes_what_was_measured(obtained: Obtained) -> None:
+    counts = [1920 * 280 // gpus for gpus, _, _ in MTNLG]
+    own = [mtnlg(gpus).step_time_s for gpus, _, _ in MTNLG]
+    measured = [seconds for _, seconds, _ in MTNLG]
+    (each_s, rest_s), real = (np.polyfit(counts, one, 1) for one in (own, measured))
+    obtained(f"{each_s:.3f}, {rest_s:.1f}")
+    assert each_s == pytest.approx(real[0], rel=0.03)
+    assert 4 < real[1] - rest_s < 6
 
 
 @pytest.mark.row("J3", "slowest over fastest step", expected="60.1 / 44.4 = 1.354")

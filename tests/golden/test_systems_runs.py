@@ -8,8 +8,9 @@ import pytest
 
 from costmodel.machine.assembly import machine
 from costmodel.machine.framework import load_framework
-from costmodel.report.training_run import BatchRamp, ramped, training
+from costmodel.options import RunOptions
 from costmodel.simulation.flops import model_flops, total_compute_flops
+from costmodel.training_run import BatchRamp, ramped, training
 from profiles.hardware.catalog import cluster
 from profiles.hardware.clusters import Figure
 from profiles.models.catalog import model
@@ -41,7 +42,9 @@ def test_days_of_a_run_at_megatrons_rate(
     found = priced(job_of(name, 1536), recompute="full", **degrees)
     rate = gpus * tflops * TFLOPS
     at_rate = replace(found, step_time_s=found.hardware_flops / rate)
-    assert training(at_rate, tokens)["days"] == pytest.approx(days, rel=0.03)
+    assert training(at_rate, RunOptions(tokens=tokens))["days"] == pytest.approx(
+        days, rel=0.03
+    )
 
 
 # Brown et al. (2020), Table D.1: millions of parameters, billions of tokens, the share
@@ -98,7 +101,7 @@ def test_a_run_of_a_preset_says_its_total_compute(
     """Table D.1 by our own counts of parameters, which are within 1.5 % of the table's;
     products and attention counted one by one are 3 to 29 % more, less in large ones."""
     found = priced(job_of(name, 256), dp=8)
-    total = training(found, 300e9)["compute"]
+    total = training(found, RunOptions(tokens=300e9))["compute"]
     petaflop_days = TABLE_D1[name][3]
     assert total["by_parameters"]["pf_days"] == pytest.approx(petaflop_days, rel=0.015)
     obtained(f"{total['by_parameters']['pf_days']:.3g}")
@@ -134,7 +137,8 @@ def test_presets_of_encoders_say_their_total_compute(
     RoBERTa-Large's 355 M, 6 % above its own."""
     _, billions, _, petaflop_days = TABLE_D1[PRESETS[name]]
     found = priced(job_of(name, 256), dp=8)
-    total = training(found, billions * 1e9)["compute"]["by_parameters"]
+    whole = training(found, RunOptions(tokens=billions * 1e9))
+    total = whole["compute"]["by_parameters"]
     obtained(f"{total['pf_days']:.3g}")
     assert total["pf_days"] == pytest.approx(petaflop_days, rel=0.06)
 
@@ -155,7 +159,7 @@ def test_a_ramp_of_gpt_3_adds_the_ends_of_its_steps() -> None:
     ends_s = found.step_time_s - full * slope
     added_s = ends_s * (sum(samples / 99 / batch for batch in rising) - samples / full)
     level_s = 300e9 / job.tokens * found.step_time_s
-    found_added = training(found, 300e9, run)["rampup"]["added"]
+    found_added = training(found, RunOptions(tokens=300e9), run)["rampup"]["added"]
     assert found_added == pytest.approx(added_s / level_s, rel=0.005)
     assert found_added == pytest.approx(0.015, abs=0.001)
     bubble_s = 15 * slope * each  # p − 1 micro-batches of equal stages

@@ -126,17 +126,6 @@ def test_bubbles_of_mt_nlg(dp: int, share: float, obtained: Obtained) -> None:
     assert found == pytest.approx(share, abs=0.0005)
 
 
-def test_step_times_of_mt_nlg_fall_as_measured() -> None:
-    """60.1, 50.2 and 44.4 s on 2,240, 2,800 and 3,360 GPUs: the ratios, within 5 %."""
-    job = job_of("mt-nlg-530b", 1920)
-    first, *others = (
-        priced(job, tp=8, pp=35, dp=dp, recompute="full").step_time_s
-        for dp in (8, 10, 12)
-    )
-    ratios = [step_s / first for step_s in others]
-    assert ratios == pytest.approx([50.2 / 60.1, 44.4 / 60.1], rel=0.05)
-
-
 @pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 8), (8, 3, 16), (12, 4, 12)])
 def test_interleaving_divides_the_bubble(p: int, v: int, m: int) -> None:
     """Narayanan et al. (SC 2021), section 2.2: (p − 1)/(v·m) of the ideal time."""

@@ -94,6 +94,19 @@ def test_the_most_gpus_that_a_budget_pays_are_found(ask: Ask, where: str) -> Non
     assert all(one["dollars"] is None or one["dollars"] > budget for one in more)
 
 
+def test_failures_count_where_they_are_known(ask: Ask) -> None:
+    """Of the numbers of GPUs that are tried, and of the plan that is taken."""
+    failing = (*RUN, "--days", "1000", "--mtbf", "20", "--restart-time", "1800")
+    found = ask(*failing)
+    lost = found["training"]["failures"]
+    assert lost["days"] > 1.02 * found["training"]["days"]
+    tried = {one["gpus"]: one for one in found["sizing"]["tried"]}
+    assert tried[found["gpus"]]["days"] == pytest.approx(lost["days"])
+    assert tried[found["gpus"]]["dollars"] == pytest.approx(lost["dollars"])
+    best = max(lost["recoveries"], key=lambda one: one["goodput"] or 0)
+    assert lost["recovery"] == best["recovery"]
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [

@@ -129,11 +129,13 @@ def _saved(value: str) -> dict[str, Any]:
     tier = "nvme" if value == "on disk" else "cpu"
     away = (
         Treatment(action=Action.COMPRESS, bits=8)
-        if value == "compressed"
+        if value.startswith("compressed")
         else Treatment(action=Action.OFFLOAD, tier=tier)
     )
     layer = "head" if value == "of ends" else "1"
     there = Retention(tensors={EVERYTHING: away})
+    if value == "compressed input":
+        there = Retention(tensors={**recompute("*").tensors, "layer_in": away})
     return {"edit": lambda layout: replanned(layout, layer, there)}
 
 

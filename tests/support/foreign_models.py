@@ -328,7 +328,7 @@ def as_ours(name: str, model: Any) -> dict[str, Tensor]:
         folder.require_of(spec)
         return {
             ours: one.clone()
-            for bond in folder.bonds()
+            for bond in folder.expected.bonds
             for ours, one in zip(
                 bond.ours, bond.join(folder.tensors(bond.theirs)), strict=True
             )

@@ -124,8 +124,32 @@ def gpt_125m() -> Any:
 
 
 def t5_small() -> Any:
+    """With 512 tokens, and the decoder's 114."""
+    import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return T5ForConditionalGeneration(
-        T5Config(decoder_start_token_id=0, tie_word_embeddings=True)
+    config = T5Config(
+        decoder_start_token_id=0, tie_word_embeddings=True, dropout_rate=0
+    )
+    given = {
+        "input_ids": torch.randint(config.vocab_size, (1, 512)),
+        "labels": torch.randint(config.vocab_size, (1, 114)),
+    }
+    return T5ForConditionalGeneration(config), given
+
+
+def llama_1b() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=16,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+            vocab_size=128256,
+            tie_word_embeddings=True,
+        )
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -12,8 +14,10 @@ from costmodel.layout import Uniform, spell_out
 from profiles import load_model
 from profiles.models import Job
 from profiles.trace import module_of
+from runtime.checkpoint import held
+from runtime.modules import Cut, cut_of
 from runtime.optim import Settings
-from runtime.train import Setup, Trainer, samples
+from runtime.train import Setup, Trainer, module_build, samples
 from tests.support.measured_module import loss_of
 
 BATCH, STEPS, RATE = 4, 2, 0.01
@@ -30,7 +34,22 @@ def on_rank(
     rank: int, reference: str, cases: Sequence[Mapping[str, Any]]
 ) -> list[Trained]:
     """What this rank sees of each layout of *cases*."""
-    return [_trained(reference, case) for case in cases]
+    with cut_once():
+        return [_trained(reference, case) for case in cases]
+
+
+@contextmanager
+def cut_once() -> Iterator[None]:
+    """Within it a module is traced once, however many trainers are made of it."""
+    made: dict[str, Cut] = {}
+
+    def cut(module: Any, example: Any, name: str) -> Cut:
+        if name not in made:
+            made[name] = cut_of(module, example, name)
+        return made[name]
+
+    with patch.object(module_build, "cut_of", cut):
+        yield
 
 
 def _trained(reference: str, case: Mapping[str, Any]) -> Trained:
@@ -45,20 +64,14 @@ def _trained(reference: str, case: Mapping[str, Any]) -> Trained:
     )
     results = [trainer.step(number) for number in range(STEPS)]
     weights = {
-        name: _whole(one)
-        for held in trainer.stages
-        for name, one in held.named_parameters()
+        one.name: one.whole().clone()
+        for one in held([stage.module for stage in trainer.stages])
     }
     return (
         [one.loss for one in results],
         [one.gradient_norm for one in results],
         weights,
     )
-
-
-def _whole(one: Any) -> Tensor:
-    whole = one.full_tensor() if hasattr(one, "full_tensor") else one
-    return whole.detach().clone()  # type: ignore[no-any-return]
 
 
 def plain(reference: str) -> Trained:

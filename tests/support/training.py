@@ -30,7 +30,12 @@ FEW_STEPS = (
 )
 
 
-def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> Trainer:
+def trainer_of(
+    layout: Layout,
+    seed: int = SEED,
+    drive: Path | None = None,
+    budget_bytes: float | None = None,
+) -> Trainer:
     """This rank's trainer of the small GPT by *layout*, on the CPU."""
     from runtime.data.sources import source
     from runtime.train.build import Setup
@@ -42,7 +47,12 @@ def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> T
         layout,
         source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
         settings=Settings(),
-        setup=Setup(seed=seed, device=torch.device("cpu"), offload_dir=drive),
+        setup=Setup(
+            seed=seed,
+            device=torch.device("cpu"),
+            offload_dir=drive,
+            budget_bytes=budget_bytes,
+        ),
     )
 
 

@@ -411,5 +411,91 @@ def wide_resnet_50() -> nn.Module:
     return ResNet(blocks=(3, 4, 6, 3), width=64, size=224, classes=1000, wide=2)
 
 
+class Fused(nn.Module):
+    """Queries, keys and values side by side in one product, one layer after another."""
+
+    def __init__(self, hidden: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.width, self.head_dim = hidden, hidden // heads
+        self.norm = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 128), nn.Linear(128, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm(x)).split(self.width, -1)
+        query, key, value = (
+            one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in parts
+        )
+        made = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(made.transpose(1, 2).flatten(2))
+        deeper: Tensor = x + self.down(F.gelu(self.up(x)))
+        return deeper
+
+
+class FusedLayers(nn.Module):
+    def __init__(self, layers: int = 3, hidden: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, hidden)
+        self.layers = nn.ModuleList(Fused(hidden) for _ in range(layers))
+        self.head = nn.Linear(hidden, 50)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        return torch.randint(50, (1, 20)), torch.randint(50, (1, 20))
+
+
+def fused() -> nn.Module:
+    return FusedLayers()
+
+
+class FewExperts(nn.Module):
+    """As Hugging Face's: each token through those that are chosen for it."""
+
+    def __init__(self, experts: int = 4, hidden: int = 16, inside: int = 32) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * inside, hidden) / 8)
+        self.down_proj = nn.Parameter(torch.randn(experts, hidden, inside) / 8)
+
+    def forward(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        made = torch.zeros_like(tokens)
+        for number, (up, down) in enumerate(
+            zip(self.gate_up_proj, self.down_proj, strict=True)
+        ):
+            rows, places = (index == number).nonzero(as_tuple=True)
+            gate, value = F.linear(tokens[rows], up).chunk(2, -1)
+            given = F.linear(F.silu(gate) * value, down)
+            made = made.index_add(0, rows, given * weights[rows, places, None])
+        return made
+
+
+class Mixture(nn.Module):
+    """A product, and experts of which two are chosen for each token."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.given, self.router = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.experts = FewExperts().requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.given(x).flatten(0, 1)
+        weights, index = self.router(tokens).softmax(-1).topk(2)
+        made: Tensor = self.experts(tokens, index, weights)
+        return made
+
+
+def mixture() -> tuple[nn.Module, Tensor]:
+    return Mixture(frozen=False), torch.randn(1, 6, 16)
+
+
+def frozen_experts() -> tuple[nn.Module, Tensor]:
+    return Mixture(frozen=True), torch.randn(1, 6, 16)
+
+
 def transformer() -> nn.Module:
     return ByHand(layers=8, hidden=128)

@@ -14,6 +14,8 @@ from profiles.measure.timing.tasks import (
     Operation,
     Tensor,
 )
+from profiles.measure.timing.windows import POOLS, Convolution, one_pool
+from profiles.samples import ATTENTION, CONVOLUTIONS
 from profiles.units import MiB
 
 BLOCK_BYTES = 8 * MiB  # below glibc's largest threshold: from the heap
@@ -109,9 +111,15 @@ def flops(operation: Operation) -> float:
     """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
     if operation.kind in ("matmul", "grouped-matmul"):
         return 2.0 * operation.shape[0] * prod(operation.shape[-2:])
-    if operation.kind == "attention":
+    if operation.kind in ATTENTION:
         batch, heads, _, seq_len, head_dim = operation.shape
-        return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
+        masked = 2 if operation.kind == "attention" else 1
+        return 4.0 * batch * heads * seq_len**2 * head_dim / masked
+    if operation.kind in CONVOLUTIONS:
+        one = Convolution.of(operation.shape)
+        least = min(prod(one.sides), prod(one.made_sides)) if one.turned else 0
+        positions = least or prod(one.made_sides)
+        return 2.0 * one.batch * positions * prod(one.weight)
     return 0.0
 
 
@@ -135,7 +143,15 @@ def work(operation: Operation) -> float:
         return 3.0 * shape[0] * shape[1]
     if kind in ("dispatch", "combine"):
         return 3.0 * shape[0] * shape[2]
-    if kind == "attention":
+    if kind in CONVOLUTIONS:
+        one = Convolution.of(shape)
+        return float(prod(one.given) + prod(one.made) + prod(one.weight))
+    if kind in POOLS:
+        return 2.0 * shape[0] * shape[1] * prod(shape[2 : 2 + len(shape) // 3])
+    if kind == "embedding-bag":
+        batch, bag, table, width = shape
+        return float((batch * bag + table) * width)
+    if kind in ATTENTION:
         batch, heads, kv_heads, seq_len, head_dim = shape
         return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
     if kind == "lookup":
@@ -147,7 +163,8 @@ def work(operation: Operation) -> float:
 # How many operands come from other operators, where that is not one.
 ACTIVATIONS = {
     **dict.fromkeys(("swiglu", "geglu", "reglu", "residual", "dropout-residual"), 2),
-    "attention": 3,
+    "product": 2,
+    **dict.fromkeys(ATTENTION, 3),
 }
 
 Make = Callable[[], Operands]
@@ -158,10 +175,18 @@ def operands(operation: Operation, arena: Arena) -> Make:
     kind, shape = operation.kind, operation.shape
     if kind in ("matmul", "grouped-matmul"):
         return _product(operation, arena)
-    if kind == "attention":
+    if kind in ATTENTION:
         return _attention(operation, arena)
+    if kind in CONVOLUTIONS:
+        one = Convolution.of(shape)
+        return lambda: (arena.leaf(*one.given), arena.leaf(*one.weight), one)
+    if kind in POOLS:
+        return lambda: (arena.leaf(*one_pool(shape)[0]), *one_pool(shape)[1:])
     if kind == "rotary":
         return _rotary(operation, arena)
+    if kind in ("batchnorm", "groupnorm"):  # a row for each position, of channels
+        rows, width = shape
+        return lambda: (arena.leaf(1, width, rows), *map(arena.leaf, (width, width)))
     if kind in ("layernorm", "rmsnorm", "qk-norm"):
         vectors = 1 if "rmsnorm" in (kind, operation.variant) else 2
         return lambda: (arena.leaf(*shape), *map(arena.leaf, shape[-1:] * vectors))
@@ -204,6 +229,14 @@ def _both_ways(places: Tensor) -> tuple[Tensor, Tensor]:
 
 # Operands from the sizes of a shape, and the pieces behind them.
 _BY_SIZES: dict[str, Callable[..., Operands]] = {
+    "embedding-bag": lambda arena, batch, bag, table, width: (
+        arena.numbers(table, batch * bag).view(batch, bag),
+        arena.leaf(table, width),
+    ),
+    "concatenation": lambda arena, rows, width: (
+        arena.leaf(rows, width // 2),
+        arena.leaf(rows, width - width // 2),
+    ),
     "lookup": lambda arena, rows, table, width: (
         arena.numbers(table, rows),
         arena.leaf(table, width),

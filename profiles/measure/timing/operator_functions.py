@@ -12,17 +12,23 @@ Each takes tensors and gives one. `torch` is loaded when a function is asked for
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import gcd
 from typing import Any
 
 from profiles.measure.timing.expert_products import grouped_fits
 from profiles.measure.timing.tasks import Tensor
+from profiles.measure.timing.windows import POOLS
+from profiles.samples import ATTENTION, CONVOLUTIONS
 
 EPSILON = 1e-5
 DROPPED = 0.1
+GROUPS = 32  # of a group norm, where they divide its channels
 KINDS = (
-    *("matmul", "attention", "layernorm", "rmsnorm", "qk-norm"),
-    *("gelu", "relu", "silu", "swiglu", "geglu", "reglu"),
+    *("matmul", *ATTENTION, "layernorm", "rmsnorm", "qk-norm"),
+    *("gelu", "exact-gelu", "tanh", "sigmoid", "relu", "silu"),
+    *("swiglu", "geglu", "reglu", "product", "dropout", "concatenation"),
+    *(*CONVOLUTIONS, *POOLS, "batchnorm", "groupnorm", "embedding-bag"),
     *("residual", "dropout-residual", "rotary", "lookup", "positions"),
     *("cross-entropy", "top-k", "dispatch", "combine", "grouped-matmul"),
 )
@@ -206,7 +212,11 @@ def functions() -> dict[str, Callable[..., Any]]:
         **_attention(),
         **_norms(),
         **_activations(),
+        **_of_windows(),
         "residual": torch.add,
+        "product": torch.mul,
+        "concatenation": lambda one, other: torch.cat([one, other], -1),
+        "dropout": lambda stream: torch.native_dropout(stream, DROPPED, True)[0],
         "dropout-residual": dropped,
         "rotary": _rotary,
         "lookup": F.embedding,
@@ -227,21 +237,53 @@ def _attention() -> dict[str, Callable[..., Any]]:
     """Of one packed product, and of three tensors."""
     import torch.nn.functional as F
 
-    def mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mixed(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
         made: Tensor = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=grouped
+            query, key, value, is_causal=causal, enable_gqa=grouped
         )
         return made.transpose(1, 2).flatten(2)
 
-    def attention(packed: Tensor, queries: int, head_dim: int) -> Tensor:
+    def packed_heads(
+        packed: Tensor, queries: int, head_dim: int, *, causal: bool
+    ) -> Tensor:
         query, key, value = _unpacked(packed, queries, head_dim)
-        return mixed(query, key, value)
+        return mixed(query, key, value, causal)
 
-    def separate(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return mixed(*(one.transpose(1, 2) for one in (query, key, value)))
+    def separate(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+        return mixed(query, key, value, causal)
 
-    return {"attention": attention, "attention-separate": separate}
+    found: dict[str, Callable[..., Any]] = {}
+    for name in ATTENTION:
+        causal = name == "attention"
+        found[name] = partial(packed_heads, causal=causal)
+        found[f"{name}-separate"] = partial(separate, causal=causal)
+    return found
+
+
+def _of_windows() -> dict[str, Callable[..., Any]]:
+    """Of pictures and volumes, and of bags of rows."""
+    import torch.nn.functional as F
+
+    def convolution(given: Tensor, weight: Tensor, call: Callable[..., Any]) -> Tensor:
+        return call(given, weight)
+
+    def batch_norm(rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.batch_norm(rows, None, None, scale, shift, training=True)
+
+    def group_norm(rows: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        groups = gcd(rows.shape[1], GROUPS)
+        return F.group_norm(rows, groups, scale, shift, EPSILON)
+
+    pools = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+    return {
+        **dict.fromkeys(CONVOLUTIONS, convolution),
+        **dict(zip(POOLS, pools, strict=True)),
+        "batchnorm": batch_norm,
+        "groupnorm": group_norm,
+        "embedding-bag": partial(F.embedding_bag, mode="sum"),
+    }
 
 
 def _norms() -> dict[str, Callable[..., Any]]:
@@ -287,6 +329,9 @@ def _activations() -> dict[str, Callable[..., Any]]:
 
     return {
         "gelu": gelu,
+        "exact-gelu": F.gelu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
         "relu": F.relu,
         "silu": F.silu,
         "swiglu": SwiGlu.apply,

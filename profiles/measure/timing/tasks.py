@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from profiles.samples import CONVOLUTIONS
+
 Tensor = Any  # torch.Tensor
 Parameter = Any  # torch.nn.Parameter
 Device = Any  # torch.device
@@ -21,7 +23,8 @@ Operands = Sequence[Any]  # tensors and plain values
 
 FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward-input", "backward-weight"
-PRODUCTS = ("matmul", "grouped-matmul")  # whose backward is timed in two halves
+# Whose backward is timed in two halves.
+PRODUCTS = ("matmul", "grouped-matmul", *CONVOLUTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

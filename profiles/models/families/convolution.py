@@ -30,6 +30,7 @@ def feature_map(name: str, width: str, positions: int) -> Tensor:
 class Steps:
     """The operators of a block as they are added, and its dimensions."""
 
+    dimensions: int = 2
     extents: dict[str, int] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
 
@@ -70,8 +71,22 @@ class Steps:
         wide, deep = f"{name}_channels", f"{name}_window"
         self.extents |= {wide: channels, deep: self.channels(source) * window}
         output = feature_map(f"{name}_out", wide, positions)
-        self._product(name, source, output, wide, bias=bias, first=first)
+        made = self._product(name, source, output, wide, window)
+        given = () if first else made.inputs
+        self.operators.append(replace(made, bias=bias, inputs=given))
         return output
+
+    def _sizes(self, source: Tensor, output: Tensor, window: int) -> tuple[int, ...]:
+        """What the kernel is called with (`Operator.sizes`)."""
+        before, after = self._side(source.copies), self._side(output.copies)
+        stride = -(-max(before, after) // min(before, after))
+        sides = (before, after, self._side(window), stride)
+        channels = (self.channels(source), self.channels(output), 1)
+        return (*channels, *(one for one in sides for _ in range(self.dimensions)))
+
+    def _side(self, positions: float) -> int:
+        side: float = positions ** (1 / self.dimensions)
+        return round(side)
 
     def transposed(
         self, name: str, source: Tensor, channels: int, window: int
@@ -85,36 +100,25 @@ class Steps:
             made: channels * window,
         }
         output = feature_map(f"{name}_out", wide, round(source.copies * window))
-        self._product(name, source, output, made, rows=source.copies, vectors=1)
+        one = self._product(name, source, output, made, window)
+        self.operators.append(replace(one, rows=source.copies, vectors=1))
         return output
 
     def _product(
-        self,
-        name: str,
-        source: Tensor,
-        output: Tensor,
-        columns: str,
-        *,
-        bias: bool = False,
-        first: bool = False,
-        rows: float | None = None,
-        vectors: int = 0,
-    ) -> None:
-        self.operators.append(
-            Operator(
-                name=name,
-                kind=Kind.MATMUL,
-                function="convolution",
-                inputs=() if first else (source,),
-                output=output,
-                columns=(columns,),
-                contracted=f"{name}_window",
-                bias=bias,
-                vectors=vectors,
-                vector_dim=output.dims[-1],
-                saves=(source,),
-                rows=output.copies if rows is None else rows,
-            )
+        self, name: str, source: Tensor, output: Tensor, columns: str, window: int
+    ) -> Operator:
+        return Operator(
+            name=name,
+            kind=Kind.MATMUL,
+            function="convolution",
+            inputs=(source,),
+            output=output,
+            columns=(columns,),
+            contracted=f"{name}_window",
+            vector_dim=output.dims[-1],
+            saves=(source,),
+            rows=output.copies,
+            sizes=self._sizes(source, output, window),
         )
 
     def batch_norm(self, name: str, source: Tensor) -> Tensor:
@@ -153,7 +157,9 @@ class Steps:
         self._elementwise(name, "concatenation", (one, other), output, (), (2.0, 2.0))
         return output
 
-    def max_pool(self, name: str, source: Tensor, positions: int) -> Tensor:
+    def max_pool(
+        self, name: str, source: Tensor, positions: int, window: int = 2
+    ) -> Tensor:
         """It keeps its input, and where each maximum was, in 64 bits."""
         output = feature_map(f"{name}_out", source.dims[-1], positions)
         where = Tensor(
@@ -166,6 +172,10 @@ class Steps:
         read = source.copies / positions
         moved = (read + 3, read + 3)
         self._elementwise(name, "max-pool", (source,), output, (source, where), moved)
+        sides = (self._side(source.copies), self._side(positions), window)
+        each = (one for one in sides for _ in range(self.dimensions))
+        sizes = (self.channels(source), *each)
+        self.operators[-1] = replace(self.operators[-1], sizes=sizes)
         return output
 
     def mean(self, name: str, source: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def _stem(spec: ResnetSpec) -> Block:
     half = -(-spec.image_size // 2)
     made = steps.convolution("stem", image, channels, half**2, 49, first=True)
     active = steps.relu("stem_relu", steps.batch_norm("stem_norm", made))
-    steps.max_pool("stem_pool", active, _stem_side(spec) ** 2)
+    steps.max_pool("stem_pool", active, _stem_side(spec) ** 2, window=3)
     return steps.block("embedding", None)
 
 

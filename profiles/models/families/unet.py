@@ -34,6 +34,10 @@ def unet_graph(spec: UnetSpec, name: str) -> ModelGraph:
     )
 
 
+def _steps(spec: UnetSpec) -> Steps:
+    return Steps(dimensions=spec.dimensions)
+
+
 def _positions(spec: UnetSpec, level: int) -> int:
     halved = level + spec.strided
     return int((spec.image_size >> halved) ** spec.dimensions)
@@ -78,7 +82,7 @@ def _twice(
 
 
 def _top(spec: UnetSpec) -> Block:
-    steps, window = Steps(), _window(spec)
+    steps, window = _steps(spec), _window(spec)
     image = steps.given("image", spec.channels, spec.image_size**spec.dimensions)
     wide = (spec.features, _positions(spec, 0), window)
     made = steps.convolution("conv1", image, *wide, first=True)
@@ -92,7 +96,7 @@ def _top(spec: UnetSpec) -> Block:
 
 
 def _down(spec: UnetSpec, level: int) -> Block:
-    steps, wide = Steps(), spec.features_at(level)
+    steps, wide = _steps(spec), spec.features_at(level)
     before = _positions(spec, level - 1)
     entry = steps.given("layer_in", spec.features_at(level - 1), before)
     source = entry
@@ -103,7 +107,7 @@ def _down(spec: UnetSpec, level: int) -> Block:
 
 
 def _up(spec: UnetSpec, level: int) -> Block:
-    steps, wide = Steps(), spec.features_at(level)
+    steps, wide = _steps(spec), spec.features_at(level)
     below, under = spec.features_at(level + 1), _positions(spec, level + 1)
     entry = steps.given("layer_in", below, under)
     skip = steps.given("skip", wide, _positions(spec, level))
@@ -121,7 +125,7 @@ def _up(spec: UnetSpec, level: int) -> Block:
 
 def _last(spec: UnetSpec) -> Block:
     """LAMP's last way up, to all positions; others have nothing more."""
-    steps = Steps()
+    steps = _steps(spec)
     entry = steps.given("layer_in", spec.features, _positions(spec, 0))
     if spec.strided:
         made = steps.transposed("up", entry, _narrowest(spec), 2**spec.dimensions)
@@ -134,7 +138,7 @@ def _narrowest(spec: UnetSpec) -> int:
 
 
 def _head(spec: UnetSpec) -> Block:
-    steps, positions = Steps(), int(spec.image_size**spec.dimensions)
+    steps, positions = _steps(spec), int(spec.image_size**spec.dimensions)
     entry = steps.given("layer_in", _narrowest(spec), positions)
     window = _window(spec) if spec.strided else 1
     wide = (spec.classes, positions, window)

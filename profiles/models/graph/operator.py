@@ -74,6 +74,9 @@ class Operator:
     for a decoder of 114 tokens beside 512 of the job, the positions of a picture that
     is one token. Its tensors have as many `copies`. Attention looks at `keys` rows a
     token, where those are not its own, and at the ones before alone if it is `causal`.
+
+    `sizes` are what its kernel is called with for one sample, where rows and widths do
+    not say it (`profiles.samples.operator_keys`): of convolutions and poolings.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Operator:
     rows: float = 1.0
     keys: float | None = None
     causal: bool = True
+    sizes: tuple[int, ...] = ()
 
     @property
     def has_weight(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from profiles.models.spec.encoders import BertSpec, EncoderDecoderSpec
     from profiles.models.spec.families import FAMILIES, ModelSpec, spec_document
-    from profiles.models.spec.module import ModuleSpec, is_reference
+    from profiles.models.spec.module import ModuleSpec, SplitLayer, is_reference
     from profiles.models.spec.towers import ClipSpec, VisionLanguageSpec
     from profiles.models.spec.vision import (
         BASIC,

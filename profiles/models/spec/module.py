@@ -19,12 +19,25 @@ def is_reference(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLayer:
+    """A layer that tensor parallelism splits, by its path: in its columns or its rows.
+
+    `parts` are widths that lie side by side in its columns, each of which is split.
+    """
+
+    path: str
+    style: str  # column, row
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSpec:
     """What the factory `module` makes, as it was traced.
 
     Samples have `seq_len` tokens (1 where its inputs are no token numbers). `digest` is
     of its graph (`profiles.models.families.traced_graph`).
-    `styles` are the linear layers that tensor parallelism splits, column or row.
+    `split` are the layers that tensor parallelism splits, and `counts` the numbers of
+    its code (a module's path and the name there) that are of one rank then.
     With `own_code` it is run as it is: what was traced does not compute (experts).
     `remarks` are to be said of its price.
     """
@@ -32,7 +45,8 @@ class ModuleSpec:
     module: str
     seq_len: int
     digest: str
-    styles: tuple[tuple[str, str], ...] = ()
+    split: tuple[SplitLayer, ...] = ()
+    counts: tuple[tuple[str, str], ...] = ()
     own_code: bool = False
     remarks: tuple[str, ...] = ()
     family: str = "module"

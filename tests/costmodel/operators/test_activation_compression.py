@@ -19,6 +19,7 @@ from profiles.errors import InvalidSpec
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
 from tests.golden.priced import job_of, layout_of
+from tests.support.rows import Obtained
 
 JOB = job_of("gpt-1.3b", 8)
 WHERE = machine(cluster("dgx-a100-80gb"), load_framework("megatron-lm"))
@@ -51,8 +52,15 @@ def activations(retention: Retention) -> float:
 KEPT = priced(Retention())
 
 
-def test_two_bits_of_fp32_are_a_fifteenth() -> None:
+@pytest.mark.row(
+    "G5",
+    "bytes of an element in 2 bits, groups of 256",
+    expected="0.266",
+    evidence="computed",
+)
+def test_two_bits_of_fp32_are_a_fifteenth(obtained: Obtained) -> None:
     """ActNN: 2 bits, groups of 256, 4 bytes of scales: 0.266 bytes of an element."""
+    obtained(f"{element_bytes(2):.3f}")
     assert element_bytes(2) == 0.25 + 4 / 256
     assert 4 / element_bytes(2) == pytest.approx(15, rel=0.01)
     assert element_bytes(16) == 2
@@ -98,9 +106,11 @@ def test_the_largest_tensor_is_whole_again_in_backward() -> None:
 def test_masks_and_statistics_stay_as_they_are() -> None:
     names = packable(BLOCK)
     assert "attention_out" in names
-    assert not names & {"attention_core", "attention_residual_mask"}
+    assert not names & {"attention_residual_mask"}
     with pytest.raises(InvalidSpec, match="choose among"):
-        priced(compress(8, "attention_core"))
+        priced(compress(8, "attention_residual_mask"))
+    # Of attention that writes no softmax, what it keeps are statistics.
+    assert activations(compress(8, "attention_core")) == activations(Retention())
 
 
 def test_a_checkpoint_may_be_compressed() -> None:

@@ -14,7 +14,7 @@ from costmodel.operators.work import OperatorPrice
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import Format, precision
 from profiles.models.graph import Block
-from tests.golden.priced import job_of
+from tests.golden.priced import job_of, priced
 
 ONE = np.asarray(1)
 DEGREES = Degrees(
@@ -84,3 +84,22 @@ def test_16_bit_operands_are_made_of_nothing() -> None:
     more, less = (price_of("mlp_up", on(moved=m), "bf16") for m in (9.0, 4.0))
     assert more.forward == less.forward
     assert more.backward == less.backward
+
+
+def test_s2fp8_reads_operands_twice_more_and_wang_keeps_no_master() -> None:
+    """S2FP8: a mean and a maximum a tensor; Wang: 2 bytes of a weight, not 6."""
+    job = job_of("gpt-1.3b", 8)
+    where = machine(cluster("dgx-h100"), load_framework("megatron-core"))
+    plain, shifted, wang = (
+        priced(job, where, micro_batch=8, precision=name)
+        for name in ("fp8", "fp8-s2", "fp8-wang")
+    )
+    assert shifted.step_time_s > plain.step_time_s
+    assert shifted.memory[0].total == plain.memory[0].total
+    states = plain.memory[0].optimizer + plain.memory[0].parameters
+    fewer = states - wang.memory[0].optimizer - wang.memory[0].parameters
+    weights = plain.memory[0].parameters / precision("fp8").parameter.bytes
+    assert fewer == pytest.approx(4 * weights, rel=1e-6)
+    assert quantise_bytes(Format.FP8, where, shifted=True) == 4 + quantise_bytes(
+        Format.FP8, where
+    )

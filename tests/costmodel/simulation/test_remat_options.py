@@ -10,6 +10,7 @@ import pytest
 from costmodel.layout.offload import NOTHING, Offload
 from costmodel.layout.retention import CORE, EVERYTHING, PRESETS, preset
 from costmodel.machine.assembly import machine
+from costmodel.operators.activation_compression import Packer
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import entry_bytes
 from costmodel.simulation.remat_options import Option, lengths, menu, remade
@@ -46,7 +47,7 @@ def options(
         block,
         block_prices(block, degrees, POLICY, ON),
         entry_bytes(block, degrees, POLICY),
-        ON,
+        Packer.of(ON, POLICY),
         offload=offload,
         words=words,
         neighbours=neighbours,

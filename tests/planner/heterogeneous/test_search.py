@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from costmodel.layout.strategy import Uniform
 from costmodel.options.pins import Pins
+from costmodel.options.training_run import RunOptions
 from costmodel.report.tables import layout_words
 from costmodel.simulation.estimator import estimate
 from costmodel.simulation.layout_files import write_layout
@@ -119,7 +120,7 @@ def test_a_case_where_unlike_stages_win_and_can_be_read_back(tmp_path: Path) -> 
     write_layout(tmp_path / "it.json", asked.job, "p3.16xlarge", layout, ())
     assert parse_file(json.loads((tmp_path / "it.json").read_text())).layout == layout
     row = Sized(gpus=7, posed=Posed(problem=asked), solution=any_stage)
-    told = [str(cell) for cell in sizes_table([row], None).columns[1].cells]
+    told = [str(cell) for cell in sizes_table([row], RunOptions()).columns[1].cells]
     assert told == [layout_words(layout)]
     assert level_of("data_comm", any_stage.best, asked.machine.island) is not None
 

@@ -130,8 +130,6 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
         ({"recompute": "mlp_upp"}, UnknownName, "did you mean mlp_up"),
         ({"recompute": "mlp_up=2"}, InvalidSpec, "a share is above 0, up to 1"),
         ({"recompute": "sqrt", "recompute_layers": 2}, Unsupported, "not searched"),
-        ({"zero": 3, "zero_quantized_weights": True}, Unsupported, "by simulate"),
-        ({"zero_hpz_partition_size": 8}, Unsupported, "hpZ 8.* not searched"),
         ({"offload_to": "nvme"}, Contradiction, "has no effect without --offload"),
         ({"framework": "torch-titan"}, UnknownName, "framework"),
     ],

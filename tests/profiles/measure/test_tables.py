@@ -8,9 +8,9 @@ import pytest
 
 from profiles.measure.machine import Busy, Noise, noise, spread
 from profiles.measure.survey import Result
-from profiles.measure.tables import collective_samples, operator_samples
+from profiles.measure.tables import _peaks, collective_samples, operator_samples
 from profiles.measure.timing.tasks import FORWARD, Exchange, Operation, Request, Timing
-from profiles.samples.table import ALONE
+from profiles.samples.table import ALONE, OperatorKey, Sample
 from tests.profiles.measure.asked import REQUEST
 
 PRODUCT = Operation(kind="matmul", direction=FORWARD, shape=(4, 2, 8), variant="bias")
@@ -117,3 +117,26 @@ def test_of_several_machines_the_noisiest_counts() -> None:
     loud = Noise(spread=0.01, drift=0.0, others=0.5)
     assert max(quiet, loud) is loud
     assert max(loud, quiet) is loud
+
+
+def test_a_machines_peak_is_of_convolutions_too() -> None:
+    """A network may have no other products."""
+
+    def key(kind: str, *shape: int) -> OperatorKey:
+        return OperatorKey(
+            device="cpu",
+            software="torch",
+            kind=kind,
+            direction=FORWARD,
+            shape=shape,
+            precision="fp32",
+            backend="eager",
+        )
+
+    second = Sample(seconds=1.0, spread=0.0, repeats=3, provenance="here")
+    convolution = key("convolution-2d", 2, 3, 4, 1, 8, 8, 8, 8, 3, 3, 1, 1)
+    found = _peaks({convolution: second, key("relu", 10, 10): second})
+    assert found["fp32"].value == pytest.approx(2 * 2 * 64 * 4 * 3 * 9 / 1e9)
+    transposed = key("convolution-2d", 2, 4, 3, 1, 8, 8, 16, 16, 2, 2, 2, 2)
+    found = _peaks({transposed: second})
+    assert found["fp32"].value == pytest.approx(2 * 2 * 64 * 4 * 3 * 4 / 1e9)

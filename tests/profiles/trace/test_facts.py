@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from profiles import load_model
+from profiles.models import Kind
 from profiles.trace import trace
 from tests.support.measured_module import (
     HUGGING_FACE,
@@ -37,7 +39,25 @@ def test_experts_are_traced_as_all_tokens_through_as_many_as_are_chosen() -> Non
     layers, rows, hidden, inside = 4, 2 * 64 * 2, 128, 256
     experts = layers * 2 * rows * 3 * hidden * inside
     assert found.flops.of(2) == pytest.approx(run.flops + experts, rel=0.01)
+    back = run.backward_flops + 2 * experts
+    assert found.backward_flops.of(2) == pytest.approx(back, rel=0.01)
     assert found.saved_bytes.of(2) == pytest.approx(run.saved_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["mixture", "frozen_experts"])
+def test_the_backward_of_experts_is_counted(name: str) -> None:
+    """Weights that are not trained have no gradient: half of it."""
+    found, run = trace(f"{OWN}:{name}"), measured(f"{OWN}:{name}")
+    assert found.flops.of(2) == pytest.approx(run.flops)
+    assert found.backward_flops.of(2) == pytest.approx(run.backward_flops)
+    graph = load_model(f"{OWN}:{name}").job().graph
+    grouped = [
+        one
+        for block in graph.distinct()
+        for one in block.operators
+        if one.kind is Kind.GROUPED_MATMUL
+    ]
+    assert [one.frozen for one in grouped] == [name == "frozen_experts"] * 2
 
 
 def _require_equal(reference: str) -> None:

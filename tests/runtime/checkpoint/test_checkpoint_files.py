@@ -20,7 +20,7 @@ from runtime.checkpoint.checkpoint import load, save
 from runtime.checkpoint.directory import begin, latest, require_fresh, resumable
 from runtime.checkpoint.manifest import digests, read_meta, sizes, write_manifest
 from runtime.optim.optimizer import Optimizer, Settings
-from tests.runtime.checkpoint_cases import META, Part, built, restored, stored
+from tests.runtime.checkpoint_cases import META, built, restored, stored
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
@@ -97,15 +97,12 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_parameter_of_another_shape_or_name_is_refused(tmp_path: Path) -> None:
     stored(tmp_path)
-    part = built("plain")
     wider = nn.ModuleDict({"table": nn.Embedding(11, 6)})
     with pytest.raises(Contradiction, match=r"table.weight has shape \(10, 6\) in it"):
         load(tmp_path, parts=[wider], optimizer=None, meta=META)
     other = nn.ModuleDict({"stable": nn.Embedding(10, 6)})
     with pytest.raises(Contradiction, match=r"has no stable.weight"):
         load(tmp_path, parts=[other], optimizer=None, meta=META)
-    with pytest.raises(Contradiction, match="two parts"):
-        restored(tmp_path, Part(part.modules * 2, part.optimizer))
 
 
 def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from planner.cli import plan
 from profiles import load_model
 from profiles.measure.plan import operations
 from profiles.measure.timing import KINDS
+from profiles.samples import kind_of
 from tests.support.measured_module import OWN
 
 Run = Callable[..., Any]
@@ -132,6 +133,57 @@ def test_a_users_sample_prices_a_kernel(capsys: pytest.CaptureFixture[str]) -> N
     assert known.step_time_s - plain.step_time_s == pytest.approx(3 * 2 * 0.5, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (UNET, "convolution-3d"),
+        ("resnet-50", "batchnorm"),
+        ("vit-base", "full-attention"),
+    ],
+)
+def test_what_profile_measures_is_what_is_priced(name: str, kind: str) -> None:
+    """Each sample of a step takes its part of it."""
+    from costmodel.layout import Uniform, spell_out
+    from costmodel.machine import machine
+    from costmodel.simulation import estimate
+    from profiles import load_cluster
+    from profiles.samples import OperatorKey, Sample, Samples
+
+    cluster, job = load_cluster("cpu"), load_model(name).job(global_batch=2)
+    layout = spell_out(Uniform(micro_batch=2, precision="fp32"), job.graph, 2)
+    asked = operations(job, parts=(1,), precisions=("fp32",), most_tokens=1024)
+    of_kind = [one for one in asked if one.kind == kind]
+    assert of_kind
+
+    def step_s(seconds: float) -> float:
+        samples = Samples(
+            operators={
+                OperatorKey(
+                    device=cluster.device.name,
+                    software="any",
+                    kind=kind,
+                    direction=one.direction,
+                    shape=one.shape,
+                    precision="fp32",
+                    backend="cpu",
+                ): Sample(seconds=seconds, spread=0.0, repeats=3, provenance="here")
+                for one in of_kind
+            },
+            collectives={},
+            machine={"device": cluster.device.name},
+        )
+        on = machine(cluster, samples=samples)
+        return float(estimate(job, cluster, layout, on=on).step_time_s)
+
+    times = sum(
+        count * (3 if kind.startswith("convolution") else 2)
+        for block, count in job.graph.blocks
+        for operator in block.operators
+        if kind_of(operator) == kind
+    )
+    assert step_s(3.0) - step_s(1.0) == pytest.approx(2.0 * times, rel=1e-6)
+
+
 def test_every_question_takes_a_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,11 +198,11 @@ def test_every_question_takes_a_module(
     asked = ["--from", str(file), "--model", name, "--gpus", "2", "--json"]
     assert simulate.run(asked) == 0
     assert json.loads(capsys.readouterr().out)["from"]["framework"] == "deepspeed"
-    job = load_model(name).job()
+    job = load_model(f"{OWN}:by_hand").job()
     found = operations(job, parts=(1, 2), precisions=("fp32",), most_tokens=256)
     measured = {one.kind for one in found}
     unknown = {
-        one.function for block in job.graph.distinct() for one in block.operators
+        kind_of(one) for block in job.graph.distinct() for one in block.operators
     }
     assert unknown - set(KINDS)
     assert "matmul" in measured

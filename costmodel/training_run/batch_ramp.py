@@ -1,18 +1,15 @@
-"""A whole training run: how long, how much compute, and what that takes and costs."""
+"""A batch that grows: Megatron-LM's `--rampup-batch-size`, and what its steps take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from costmodel.goodput import FailureModel
 from costmodel.machine import Machine
-from costmodel.simulation import Estimate, answers, total_compute_flops
+from costmodel.options import RunOptions
+from costmodel.simulation import Answer, answers
 from costmodel.support import MOST_PASSES
 from profiles.errors import Contradiction, InvalidSpec, MeshwrightError
-from profiles.models import parameters
-from profiles.units import DAY_S, HOUR_S, PFLOPS_DAY_FLOPS
 
 OPTION = "--rampup-batch-size"
 MOST_BATCHES = 10_000
@@ -27,6 +24,14 @@ class BatchRamp:
     start: int
     increment: int
     samples: int
+
+    @classmethod
+    def of(cls, run: RunOptions) -> BatchRamp | None:
+        """The one that was asked for."""
+        if run.rampup is None:
+            return None
+        start, increment, samples = run.rampup
+        return cls(start=start, increment=increment, samples=samples)
 
     def batches(self, global_batch: int) -> range:
         """Every batch of the ramp, the job's own last.
@@ -74,18 +79,21 @@ class BatchRamp:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramped:
-    """A ramp whose batches are priced: seconds and number of the steps of each."""
+    """A ramp whose batches are priced: seconds and number of the steps of each; and
+    seconds between phases that have layouts of their own."""
 
     ramp: BatchRamp
     steps: dict[int, float]
     step_time_s: dict[int, float]
+    replans_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return sum(count * self.step_time_s[one] for one, count in self.steps.items())
+        own = self.step_time_s
+        return self.replans_s + sum(n * own[one] for one, n in self.steps.items())
 
 
-def ramped(found: Estimate, on: Machine, ramp: BatchRamp, tokens: float) -> Ramped:
+def ramped(found: Answer, on: Machine, ramp: BatchRamp, tokens: float) -> Ramped:
     """A run of *tokens* tokens with *ramp*, by the layout that was *found* on a
     machine.
 
@@ -100,7 +108,7 @@ def ramped(found: Estimate, on: Machine, ramp: BatchRamp, tokens: float) -> Ramp
     return Ramped(ramp=ramp, steps=steps, step_time_s=step_time_s)
 
 
-def _require_divided(found: Estimate, ramp: BatchRamp) -> None:
+def _require_divided(found: Answer, ramp: BatchRamp) -> None:
     """Raise Contradiction unless every batch is whole micro-batches, as the layout
     splits it (Megatron-LM stops at the first that is not)."""
     each = found.job.global_batch // found.layout.micro_batches
@@ -121,9 +129,7 @@ def _require_divided(found: Estimate, ramp: BatchRamp) -> None:
         )
 
 
-def _step_times(
-    found: Estimate, on: Machine, batches: Iterable[int]
-) -> dict[int, float]:
+def _step_times(found: Answer, on: Machine, batches: Iterable[int]) -> dict[int, float]:
     """Seconds of a step of each batch, in as many of the layout's micro-batches."""
     job, layout = found.job, found.layout
     each = job.global_batch // layout.micro_batches
@@ -144,107 +150,3 @@ def _step_times(
             )
         seconds[size] = answer.step_time_s
     return seconds
-
-
-STATE_BYTES = 4  # of a parameter's master, and of each of its moments
-RESTART_S = 600.0  # [assumed] from a failure to the first step after it
-WRITE_BYTES_PER_S = 0.25e9  # [assumed] a device's share of shared storage
-BROWN = "6 FLOPs a parameter and token, attention left out"
-
-
-def training(
-    found: Estimate, tokens: float, ramped: Ramped | None = None
-) -> dict[str, Any]:
-    """Steps, days, device-hours, dollars, FLOPs and failures of *tokens* tokens at this
-    step, or where the batch is *ramped*, at each batch's."""
-    level_s = tokens / found.job.tokens * found.step_time_s
-    steps = tokens / found.job.tokens if ramped is None else sum(ramped.steps.values())
-    seconds = level_s if ramped is None else ramped.seconds
-    device_hours = seconds * found.layout.gpus / HOUR_S
-    return {
-        "tokens": tokens,
-        "steps": steps,
-        "days": seconds / DAY_S,
-        "device_hours": device_hours,
-        "dollars": None
-        if found.device_cost is None
-        else device_hours * found.device_cost,
-        "energy_kwh": None
-        if found.device_power_w is None
-        else device_hours * found.device_power_w / 1e3,
-        "compute": compute(found, tokens),
-        "rampup": None if ramped is None else _rampup(ramped, level_s),
-        "failures": failures(found, seconds),
-    }
-
-
-def failures(found: Estimate, seconds: float) -> dict[str, Any] | None:
-    """What failures of nodes add to *seconds* of training, with a checkpoint as often
-    as is best (Daly); None where the cluster does not say how often its nodes fail."""
-    known = found.reliability
-    if known is None:
-        return None
-    size_bytes = (
-        parameters(found.job.spec).trained * STATE_BYTES * (1 + found.job.moments)
-    )
-    nodes_bytes_per_s = known.drives_bytes_per_s
-    assumed = {"restart_s": RESTART_S}
-    if nodes_bytes_per_s is None:
-        nodes_bytes_per_s = found.layout.gpus * WRITE_BYTES_PER_S
-        assumed["write_bytes_per_s_per_device"] = WRITE_BYTES_PER_S
-    model = FailureModel(
-        mtbf_s=1 / known.failures_per_s,
-        checkpoint_s=size_bytes / nodes_bytes_per_s,
-        restart_s=RESTART_S,
-    )
-    interval_s = model.daly_interval_s
-    goodput = model.goodput(interval_s)
-    return {
-        "mtbf_h": model.mtbf_s / HOUR_S,
-        "expected": seconds * known.failures_per_s / goodput if goodput else None,
-        "checkpoint_bytes": size_bytes,
-        "checkpoint_s": model.checkpoint_s,
-        "interval_s": interval_s,
-        "goodput": goodput,
-        "days": seconds / goodput / DAY_S if goodput else None,
-        "assumed": assumed,
-    }
-
-
-def compute(found: Estimate, tokens: float) -> dict[str, Any]:
-    """Total FLOPs of *tokens* tokens: as Brown et al. (2020) count them for every model
-    of their appendix D, and by the convention of the estimate."""
-    met = parameters(found.job.spec).active
-    own = found.model_flops * tokens / found.job.tokens
-    return {
-        "parameters": met,
-        "by_parameters": _total(total_compute_flops(met, tokens), BROWN),
-        "by_operators": _total(own, str(found.counted)),
-    }
-
-
-def _total(flops: float, convention: str) -> dict[str, Any]:
-    return {
-        "flops": flops,
-        "pf_days": flops / PFLOPS_DAY_FLOPS,
-        "convention": convention,
-    }
-
-
-def _rampup(ramped: Ramped, level_s: float) -> dict[str, Any]:
-    """The ramp, its batches, and by what share the run is longer than at one batch."""
-    ramp = ramped.ramp
-    return {
-        "start": ramp.start,
-        "increment": ramp.increment,
-        "samples": ramp.samples,
-        "batches": [
-            {
-                "global_batch": batch,
-                "steps": count,
-                "step_time_s": ramped.step_time_s[batch],
-            }
-            for batch, count in ramped.steps.items()
-        ],
-        "added": ramped.seconds / level_s - 1,
-    }

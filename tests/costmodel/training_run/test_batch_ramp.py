@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from costmodel.layout.strategy import Uniform
 from costmodel.machine.assembly import Machine
-from costmodel.report.training_run import BatchRamp, Ramped, ramped, training
+from costmodel.options import RunOptions
 from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.training_run import BatchRamp, Ramped, ramped, training
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.units import DAY_S
 from tests.golden.priced import job_of, layout_of, machine_of, priced
+from tests.support.rows import Obtained
 
 MEGATRON = machine_of("megatron-lm")
 
@@ -73,7 +75,8 @@ def step_s(found: Estimate, batch: int, on: Machine, **choice: Any) -> float:
 CHOICE: dict[str, Any] = {"tp": 2, "pp": 4, "dp": 8, "recompute": "full"}
 
 
-def test_the_integral_is_the_closed_form() -> None:
+@pytest.mark.row("J1", "a ramp's seconds over those in closed form", expected="1")
+def test_the_integral_is_the_closed_form(obtained: Obtained) -> None:
     """Σ over batches of (samples / R) / batch × T(batch), where each batch divides its
     share of the samples: then no step is cut."""
     ramp = BatchRamp(start=8, increment=8, samples=3 * 48 * 100)
@@ -82,8 +85,9 @@ def test_the_integral_is_the_closed_form() -> None:
     alone = {one: step_s(found, one, MEGATRON, zero=0, **CHOICE) for one in (8, 16, 24)}
     closed = sum(share / batch * seconds for batch, seconds in alone.items())
     closed += (1e6 - ramp.samples) / 32 * found.step_time_s
+    obtained(f"{run.seconds / closed:.12g}")
     assert run.seconds == pytest.approx(closed, rel=1e-12)
-    document = training(found, 1e6 * found.job.seq_len, run)
+    document = training(found, RunOptions(tokens=1e6 * found.job.seq_len), run)
     assert document["days"] == pytest.approx(closed / DAY_S, rel=1e-12)
     level = 1e6 / 32 * found.step_time_s
     assert document["rampup"]["added"] == pytest.approx(closed / level - 1)
@@ -106,7 +110,9 @@ def test_small_batches_never_hasten_a_run(
     ramp = BatchRamp(start=start * each, increment=increment * each, samples=samples)
     choice = {"pp": pp, "dp": 8}
     found, run = run_of("gpt-125m", full * each, ramp, 2e6, **choice)
-    assert training(found, 2e6 * 2048, run)["rampup"]["added"] >= -1e-12
+    assert (
+        training(found, RunOptions(tokens=2e6 * 2048), run)["rampup"]["added"] >= -1e-12
+    )
     share = samples / rises
     closed = (2e6 - samples) / (full * each) * found.step_time_s + sum(
         share
