@@ -390,6 +390,7 @@ def _asked(
             executable=wish.executable,
             probability=wish.probability,
             any_stage=wish.any_stage,
+            allow_async=wish.allow_async,
         ),
         profile=profile,
         calibration=calibration_of(learning, job) if given(learning) else None,
