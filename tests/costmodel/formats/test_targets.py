@@ -224,6 +224,12 @@ def test_two_megatrons_say_the_same() -> None:
         assert other["zero-stage"] == str(level)
 
 
+@pytest.mark.row(
+    "I1",
+    "layouts that its plugin has no argument for, as those of other targets",
+    expected="refused",
+    evidence="derived",
+)
 @pytest.mark.parametrize(
     ("target", "choice", "said"),
     [
