@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -238,11 +238,7 @@ def simulate(
     if wish.file is not None or wish.runs is not None:
         job, pins = without_defaults(job), without_defaults(pins)
     if wish.runs is not None:
-        of_tables = {"runs", "report", "details"}
-        names = {one.name for one in fields(wish)} - of_tables
-        wish = replace(
-            without_defaults(wish, names), what_if=without_defaults(wish.what_if)
-        )
+        wish = without_defaults(wish, but=("runs", "report", "details"))
     if inference.inference:
         job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
         learning, exporting = for_inference(learning), for_inference(exporting)

@@ -74,6 +74,7 @@ class PlanKeywords(TypedDict, total=False):
     time_limit_s: float
     executable: bool | None
     any_stage: bool
+    allow_async: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,8 @@ class PlanOptions:
     searched; what is found fits with at least *probability* (default: 0.95, of the
     least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
-    the cluster `local`). With *any_stage* stages may differ in mesh.
+    the cluster `local`). With *any_stage* stages may differ in mesh; *allow_async* lets
+    schedules in that do not flush, whose gradients are stale.
     """
 
     pins: Pins | None = None
@@ -100,6 +102,7 @@ class PlanOptions:
     time_limit_s: float = inf
     executable: bool | None = None
     any_stage: bool = False
+    allow_async: bool = False
 
 
 def plan(
@@ -109,8 +112,8 @@ def plan(
 
     The other keywords are the fields of `PlanOptions`: pins, on, calibration,
     objective, search, precision, memory_limit_bytes, probability, runners_up,
-    time_limit_s, executable and any_stage. If nothing fits, the plan's status says so
-    and `diagnosis.diagnose` says why.
+    time_limit_s, executable, any_stage and allow_async. If nothing fits, the plan's
+    status says so and `diagnosis.diagnose` says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -209,6 +212,7 @@ def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Pro
         objective=goal,
         executable=is_local(cluster) if executable is None else executable,
         any_stage=options.any_stage,
+        allow_async=options.allow_async,
     )
 
 

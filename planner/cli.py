@@ -108,12 +108,11 @@ def plan(
     if around.diff is not None:
         job, pins = without_defaults(job), without_defaults(pins)
         learning = without_defaults(learning)
-        wish = replace(without_defaults(wish), around=without_defaults(around))
+        wish = without_defaults(wish)
     if around.days is not None or around.budget is not None:
         job = without_defaults(job, ["gpus"])
     if inference.inference:
         job, pins, wish = for_inference(job), for_inference(pins), for_inference(wish)
-        wish = replace(wish, around=for_inference(wish.around))
         learning, exporting = for_inference(learning), for_inference(exporting)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
@@ -391,6 +390,7 @@ def _asked(
             executable=wish.executable,
             probability=wish.probability,
             any_stage=wish.any_stage,
+            allow_async=wish.allow_async,
         ),
         profile=profile,
         calibration=calibration_of(learning, job) if given(learning) else None,

@@ -199,6 +199,12 @@ class Wish:
         is_flag=True,
         help="Stages may differ in layers and mesh.",
     )
+    allow_async: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also schedules that do not flush, whose gradients are stale: async-1f1b, "
+        "2bw, pipemare, pb.",
+    )
     as_json: bool
 
     @property

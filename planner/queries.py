@@ -69,6 +69,7 @@ def refuse_beside_diff(wish: Wish, **more: bool) -> None:
         wish,
         tokens=wish.around.run.tokens is not None,
         any_stage=wish.any_stage,
+        allow_async=wish.allow_async,
         time_limit=wish.time_limit is not None,
         probability=wish.probability is not None,
         executable=wish.executable is not None,

@@ -37,6 +37,11 @@ equal stages all is linear in r, so that ends decide: the first rank, the last, 
 those at the ends of runs: for zb-h1 m·(f + i + w) + (p − 1)·max(f, i, f + i − w).
 
 Chimera's paths turn at both ends (`_turns`).
+
+Where nothing is flushed a step is a period of a long run, at least what a rank does in
+it, and its links; and the trip of a micro-batch down to the last stage and back, in
+which the first rank, so many micro-batches ahead, begins one more than those
+(`_period_s`).
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ import numpy as np
 
 from costmodel.batched.makespan_interleaved import Ends, interleaved_bound_s
 from costmodel.layout import SCHEDULES as ROW_SCHEDULES
-from costmodel.schedule import SCHEDULES
+from costmodel.schedule import SCHEDULES, Staleness
 from costmodel.timeline import shared_bound_s
 from profiles.arrays import Array
 from profiles.errors import UnknownName
@@ -246,11 +251,23 @@ def makespan_bound_s(
         return np.where(runs.stages > 1, phases, accumulated)
     if schedule == "1f1b":
         return _woven_bound_s(runs, micro_batches)
+    stale = SCHEDULES[schedule].stale
+    if stale is not None:
+        return _period_s(runs, stale, micro_batches)
     nothing = tuple(np.zeros_like(one) for one in runs.forward_s)
     whole = replace(
         runs, weight_s=runs.weight_s or nothing, hidden_s=runs.hidden_s or nothing
     )
     return _busy_bound_s(schedule, whole, virtual_stages, micro_batches)
+
+
+def _period_s(runs: Runs, stale: Staleness, micro_batches: Array) -> Array:
+    """Without a flush, and without what lies between two steps of a rank."""
+    busiest = runs.slowest(runs.both_s)[-1]
+    trip = runs.work_s + 2 * (runs.stages - 1) * runs.transfer_s
+    begun = stale.ahead(0, runs.stages) + 1
+    each = np.maximum(np.maximum(busiest, runs.transfer_s), trip / begun)
+    return np.asarray(micro_batches * each)
 
 
 def _ends(runs: Runs, values: Values) -> Ends:

@@ -116,16 +116,34 @@ def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
 
 def step_time_s(rows: Rows) -> Array:
     """At least the seconds of a step of each row."""
-    columns = rows.columns
+    columns, runs = rows.columns, pipeline_runs(rows)
     makespan = makespan_s(
-        pipeline_runs(rows),
+        runs,
         schedule=columns.schedule,
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
         turns=rows.on.turns,
         pp=columns.pp,
     )
-    return np.maximum(makespan, _crossing_s(rows)) + after_passes_s(rows)
+    flushed = np.maximum(makespan, _crossing_s(rows)) + after_passes_s(rows)
+    if not columns.stale.any():
+        return flushed
+    return np.where(columns.stale, np.maximum(makespan, _own_s(rows, runs)), flushed)
+
+
+def _own_s(rows: Rows, runs: Runs) -> Array:
+    """At least what a rank does from one update to the next, where none waits for all:
+    its passes, of which those that share cores may be faster than priced, and then its
+    own reduction and update."""
+    faster = np.minimum(rows.on.turns, rows.columns.pp)
+    found = np.zeros(len(rows.columns))
+    passes = zip(runs.both_s, rows.priced, rows.counts, strict=True)
+    for both_s, one, count in passes:
+        own = rows.micro_batches * both_s / faster + rows.on.step_s
+        own = own + _behind(rows, one, one.reduce_s, one.backward_s)
+        own = own + one.step_s + one.gather_s
+        found = np.where(count > 0, np.maximum(found, own), found)
+    return found
 
 
 def pipeline_runs(rows: Rows) -> Runs:

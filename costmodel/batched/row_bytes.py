@@ -140,6 +140,7 @@ def rank_bytes(
         gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
     names = ("parameters", "frozen_parameters", "expert_parameters")
     states = {name: rows.held_by(end, name) for name in names}
+    states["versions"] = rows.versions(rank)
     return _bytes(rows, states, activations, working, gathered, footprint)
 
 

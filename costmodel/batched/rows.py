@@ -34,7 +34,7 @@ from costmodel.layout import (
     replaced,
 )
 from costmodel.machine import Machine, hides_gradients
-from costmodel.schedule import peak_in_flight
+from costmodel.schedule import peak_in_flight, schedule_called
 from costmodel.stages import (
     ATOM,
     SITE,
@@ -244,6 +244,16 @@ class Rows:
             shape = (columns.pp, columns.virtual_stages, self.micro_batches)
             count = peak_in_flight(SCHEDULES[code], rank, *shape)
             found = np.where(columns.schedule == code, count, found)
+        return found
+
+    def versions(self, rank: Array) -> Array:
+        """Copies of its weights that a pipeline *rank* holds."""
+        columns, found = self.columns, np.ones_like(self.columns.pp)
+        for code in np.unique(columns.schedule):
+            stale = schedule_called(SCHEDULES[code]).stale
+            if stale is not None:
+                count = stale.versions(rank, columns.pp, self.micro_batches)
+                found = np.where(columns.schedule == code, count, found)
         return found
 
     @cached_property

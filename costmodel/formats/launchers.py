@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from costmodel.formats.setup import Run
 from costmodel.formats.text import Written, continued, json_text, yaml_text
+from costmodel.schedule import flushes
 from costmodel.support import require_supported
 
 LAYOUT: Final = "layout.json"
@@ -25,6 +26,7 @@ def write_torchrun(run: Run) -> Written:
     """A line that runs this layout by our own executor, and the layout file."""
     require_supported(run.layout, run.job)
     command = ("meshwright", "execute", LAYOUT, "--data", "synthetic", "--steps", "100")
+    late = () if flushes(run.layout.schedule) else ("--allow-async",)
     several: tuple[str, ...] = ()
     if run.nodes > 1:
         several = ("--nnodes", str(run.nodes), "--rdzv-endpoint", _endpoint())
@@ -34,7 +36,7 @@ def write_torchrun(run: Run) -> Written:
             f"# {run.words}",
             "# Run it on every node, with MASTER_ADDR set; --data names your file.",
             "set -euo pipefail",
-            continued((*command, *several)),
+            continued((*command, *late, *several)),
         ]
     )
     files = {"torchrun.sh": text + "\n", LAYOUT: json_text(dict(run.document))}

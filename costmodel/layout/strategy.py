@@ -332,6 +332,7 @@ def _plans(choice: Uniform, graph: ModelGraph) -> _Plans:
 SCHEDULES: Final = (
     *("1f1b", "gpipe", "interleaved"),
     *("zb-h1", "zb-interleaved", "zb-v", "dualpipe-v", "chimera"),
+    *("async-1f1b", "2bw", "pipemare", "pb"),
 )
 RECOMPUTES: Final = PRESETS
 SQRT: Final = RECOMPUTES.index("sqrt")
@@ -401,6 +402,11 @@ class Columns:
     def puts_off(self) -> Array:
         """Where backwards are split."""
         return np.array([known.splits for known in _KNOWN])[self.schedule]
+
+    @property
+    def stale(self) -> Array:
+        """Where a step does not flush the pipeline."""
+        return np.array([known.stale is not None for known in _KNOWN])[self.schedule]
 
     @property
     def ends_at_first(self) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from costmodel.options.pins import Pins
@@ -38,8 +38,7 @@ Options = TypeVar("Options")
 
 def for_inference(options: Options) -> Options:
     """*options* without what only a file of defaults says, and is training's."""
-    names = {one.name for one in fields(options)}  # type: ignore[arg-type]
-    return without_defaults(options, names - {*TAKEN, "top", "details"})
+    return without_defaults(options, but=(*TAKEN, "top", "details"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ _degree = partial(option, type=IntRange())
 # its help.
 SCHEDULES = (
     *("gpipe", "1f1b", "interleaved", "zb-h1", "zb-interleaved", "zb-v"),
-    *("dualpipe-v", "chimera"),
+    *("dualpipe-v", "chimera", "async-1f1b", "2bw", "pipemare", "pb"),
 )
 OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
 _MOST_IMBALANCE = 100_000.0

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     )
     from costmodel.schedule.program import Program, program_of
     from costmodel.schedule.schedules import (
+        FLUSHED,
         SCHEDULES,
         copies_held,
+        flushes,
         holders,
         least_chunks,
         peak_in_flight,
         require_schedule,
         schedule_called,
         streams,
+        versions_held,
     )
+    from costmodel.schedule.staleness import Staleness
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -4,6 +4,11 @@ Depends only on (schedule, pp, virtual_stages, micro_batches), and is cached. A 
 numbers (kind, slot): row = kind · slots + slot, an index into tables of costs, and -1
 for none (some ranks of a schedule may do less). A *place* numbers an action by rank and
 position in its stream.
+
+Of a schedule that does not flush it is one step of a long run, from one of a rank's
+updates to its next one: its M backwards, and before each the forward of a micro-batch
+that is as far ahead. Forwards of later steps' micro-batches bear the numbers that they
+have in their own step, so that each number has its forward and its backward.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from costmodel.schedule.action import COMPUTE, NOTHING, Action, IntArray, Kind, Shape
-from costmodel.schedule.schedules import codes
+from costmodel.schedule.schedules import SCHEDULES, codes
 
 _GRADIENTS: Final = [COMPUTE.index(kind) for kind in (Kind.B, Kind.I, Kind.OVERLAP_F_B)]
 
@@ -27,7 +32,8 @@ class Program:
     What follows `order` runs in it, an order that respects streams and transfers: for
     each action its rank, the link it sends on (`no_link` if it does not), and the
     number of the action it awaits a transfer from, counted from 1 (0 if it awaits
-    none).
+    none), done so many steps `ago`. `carried` are the micro-batches whose activations a
+    rank holds as its step begins.
     """
 
     schedule: str
@@ -43,6 +49,8 @@ class Program:
     no_link: int
     last_backward: IntArray  # places, by slot
     finishing: IntArray  # [pp, slots of a rank]: as the last B or W of each ends
+    ago: list[int]  # empty where a step has all that it needs
+    carried: IntArray  # by rank
 
     def action(self, rank: int, position: int) -> Action:
         """The action at *position* of a rank's stream, spelled out."""
@@ -55,10 +63,16 @@ def program_of(
 ) -> Program:
     """A schedule, compiled once. Raises as `schedule.require_schedule`."""
     shape, coded = codes(schedule, pp, virtual_stages, micro_batches)
+    carried = np.zeros(pp, dtype=np.int64)
+    stale = SCHEDULES[schedule].stale
+    if stale is not None:
+        carried = stale.ahead(np.arange(pp), pp)
+        coded = _steady(shape, carried)
     rows, micro_batch = np.divmod(coded, micro_batches)
     sources = _sources(rows, micro_batch, shape)
     flat = sources.ravel()
-    order = _order(rows, sources, shape)
+    ago = _steps_ago(sources, carried, micro_batches)
+    order = _order(rows, np.where(ago > 0, -1, sources), shape)
     number = np.zeros(coded.size + 1, dtype=np.int64)  # its last answers source -1
     number[order] = np.arange(1, coded.size + 1)
     ordered_rows = rows.ravel()[order]
@@ -82,7 +96,31 @@ def program_of(
         no_link=pp * pp,
         last_backward=last,
         finishing=finishing,
+        ago=ago.ravel()[order].tolist() if carried.any() else [],
+        carried=carried,
     )
+
+
+def _steady(shape: Shape, ahead: IntArray) -> IntArray:
+    """Of each rank a forward, so far *ahead*, and a backward in turn."""
+    numbers = np.arange(shape.micro_batches)
+    ranks = np.arange(shape.pp)[:, None]
+    coded = np.empty((shape.pp, 2 * len(numbers)), dtype=np.int64)
+    onward = (numbers + ahead[:, None]) % shape.micro_batches
+    coded[:, ::2] = shape.code(Kind.F, ranks, onward)
+    coded[:, 1::2] = shape.code(Kind.B, ranks, numbers)
+    return coded
+
+
+def _steps_ago(sources: IntArray, ahead: IntArray, micro_batches: int) -> IntArray:
+    """How many steps before its own an action was done that a forward awaits: a rank
+    that is further ahead did it so many turns before."""
+    found = np.zeros_like(sources)
+    if ahead.any():
+        turns = np.arange(micro_batches) - np.append(0, ahead[:-1] - ahead[1:])[:, None]
+        found[:, ::2] = -(turns // micro_batches)
+        found[0] = 0
+    return found
 
 
 def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:

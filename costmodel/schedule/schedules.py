@@ -13,6 +13,10 @@ Each schedule is one generator of one rank's stream; the streams depend only on
     zb-v
     dualpipe-v
     chimera         `chimera`
+    async-1f1b      `staleness`: without a flush; what a step is, `program` says
+    2bw
+    pipemare
+    pb
 
 With one rank every schedule is gradient accumulation: F0 B0 F1 B1 …
 """
@@ -29,6 +33,7 @@ from numpy.typing import ArrayLike
 
 from costmodel.schedule.action import NOTHING, Action, IntArray, Kind, Shape, Stream
 from costmodel.schedule.chimera import chimera
+from costmodel.schedule.staleness import Staleness
 from costmodel.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 from profiles.errors import InvalidSpec, UnknownName
 
@@ -116,7 +121,8 @@ class Schedule:
     micro-batch) pairs whose activations a rank has saved at its peak. `chunks` are the
     virtual stages that a rank may hold: 1, 2, or any from 2 on (None). `in_v`: the
     second chunk goes back up the ranks. `copies` of the model go through the ranks, the
-    second one from their end. `splits` B into I and W.
+    second one from their end. `splits` B into I and W. `stale`: it does not flush, and
+    `order` is that of a run, of one step or of many.
     """
 
     order: Callable[[int, Shape], IntArray]
@@ -125,6 +131,17 @@ class Schedule:
     in_v: bool = False
     copies: int = 1
     splits: bool = False
+    stale: Staleness | None = None
+
+
+def _without_flush(stale: Staleness) -> Schedule:
+    def order(rank: int, shape: Shape) -> IntArray:
+        return _one_chunk(rank, shape, ahead=stale.ahead(rank, shape.pp))
+
+    def in_flight(rank: Counts, pp: Counts, chunks: Counts, batches: Counts) -> Any:
+        return stale.ahead(rank, pp) + 1
+
+    return Schedule(order=order, in_flight=in_flight, stale=stale)
 
 
 SCHEDULES: Final = {
@@ -151,7 +168,21 @@ SCHEDULES: Final = {
         splits=True,
     ),
     "chimera": Schedule(order=chimera, in_flight=_alive_chimera, copies=2),
+    "async-1f1b": _without_flush(Staleness(hop=1, stashes=True)),
+    "2bw": _without_flush(Staleness(hop=1, stashes=True, delay=1)),
+    "pipemare": _without_flush(Staleness(hop=2, stashes=False)),
+    "pb": _without_flush(Staleness(hop=2, stashes=False)),
 }
+FLUSHED: Final = tuple(name for name, one in SCHEDULES.items() if one.stale is None)
+
+
+def flushes(name: str) -> bool:
+    """Whether a step ends with an empty pipeline, as far as *name* is known.
+
+    >>> flushes("1f1b"), flushes("2bw")
+    (True, False)
+    """
+    return name not in SCHEDULES or name in FLUSHED
 
 
 def peak_in_flight(
@@ -177,6 +208,20 @@ def peak_in_flight(
     sizes = [*map(np.asarray, (rank, pp, virtual_stages, micro_batches))]
     alive = schedule_called(schedule).in_flight(*sizes)
     return np.broadcast_to(alive, np.broadcast(*sizes).shape)
+
+
+def versions_held(schedule: str, pp: int, micro_batches: int) -> IntArray:
+    """Copies of its weights that each pipeline rank holds.
+
+    >>> versions_held("async-1f1b", 4, 1).tolist(), versions_held("1f1b", 2, 1).tolist()
+    ([4, 3, 2, 1], [1, 1])
+
+    Raises UnknownName.
+    """
+    ranks, stale = np.arange(pp), schedule_called(schedule).stale
+    if stale is None:
+        return np.ones_like(ranks)
+    return np.asarray(stale.versions(ranks, pp, micro_batches))
 
 
 def schedule_called(name: str) -> Schedule:
@@ -221,6 +266,13 @@ def require_schedule(
             f"dualpipe-v with micro_batches={micro_batches} on pp={pp}: it needs at "
             f"least as many as stages; choose {2 * pp} or more, or the schedule zb-v"
         )
+    late = found.stale
+    if late is not None and late.delay is not None and micro_batches < pp:
+        raise InvalidSpec(
+            f"{schedule} with micro_batches={micro_batches} on pp={pp}: of fewer "
+            "micro-batches than ranks the weights of one update before are not there "
+            f"yet; choose {pp} or more, or the schedule async-1f1b"
+        )
 
 
 def _require_stages(schedule: str, pp: int, virtual_stages: int) -> None:
@@ -243,6 +295,11 @@ def _require_stages(schedule: str, pp: int, virtual_stages: int) -> None:
         raise InvalidSpec(
             f"{schedule} with pp={pp} and virtual_stages={virtual_stages}; it has two "
             "stages a rank and two ranks or more: use virtual_stages=2 and pp >= 2"
+        )
+    if found.stale is not None and pp < 2:
+        raise InvalidSpec(
+            f"{schedule} with pp={pp}; one rank has no pipeline to keep full: choose "
+            "pp >= 2 or the schedule 1f1b"
         )
     if pp % found.copies:
         raise InvalidSpec(

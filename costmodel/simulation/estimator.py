@@ -16,7 +16,12 @@ import numpy as np
 
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, hides_gradients, machine
-from costmodel.schedule import copies_held, require_schedule
+from costmodel.schedule import (
+    copies_held,
+    require_schedule,
+    schedule_called,
+    versions_held,
+)
 from costmodel.simulation.result import Answer, recomputed_flops
 from costmodel.simulation.uncertainty import (
     Setting,
@@ -114,6 +119,7 @@ class Accounts:
             overlap_reduce=self._hides_gradients,
             turns=self.on.turns,
             messages=self._messages,
+            together=tuple(np.flatnonzero(self._tied_s > 0).tolist()),
         )
 
     def breakdown(self, timeline: Timeline) -> dict[str, float]:
@@ -203,6 +209,7 @@ class Accounts:
             * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
             away_bytes=self._away_bytes(timeline),
+            versions=versions_held(layout.schedule, layout.pp, layout.micro_batches),
         )
 
     def _away_bytes(self, timeline: Timeline) -> Array:
@@ -459,8 +466,33 @@ def _answered(
         "price_sources": sources,
         "stops_early": where.framework.stops_early,
         "assumed": assumed,
-        "warnings": tuple(dict.fromkeys((*warnings, *where.remarks()))),
+        "warnings": tuple(
+            dict.fromkeys((*warnings, *where.remarks(), *_of_stale(layout, job)))
+        ),
     }
+
+
+def _of_stale(layout: Layout, job: Job) -> Iterator[str]:
+    """What to say of a schedule without a flush."""
+    stale = schedule_called(layout.schedule).stale
+    if stale is None:
+        return
+    late = stale.updates_late(0, layout.pp, layout.micro_batches)
+    where = (
+        "every stage" if stale.delay is not None else "the first stage, 0 on the last"
+    )
+    yield (
+        f"{layout.schedule} does not flush: gradients are made with weights that are "
+        f"{late:.3g} updates old on {where}; what that does to convergence is not "
+        "priced"
+    )
+    if any(
+        {"embedding", "head"} <= {one for one, _ in each} for each in job.graph.tied
+    ):
+        yield (
+            f"{layout.schedule}: the first and the last stage hold one table, and wait "
+            "for each other at every update to sum its gradient"
+        )
 
 
 def _require_priced(layout: Layout) -> None:

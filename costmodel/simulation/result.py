@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from costmodel.layout import Layout
+from costmodel.schedule import schedule_called, versions_held
 from costmodel.simulation.flops import MEGATRON, Convention, block_flops, model_flops
 from costmodel.simulation.uncertainty import P90, PriceSources, Spread, probability_fits
 from costmodel.stages import Away, Memory, Reliability, recomputed_operators
@@ -77,6 +78,20 @@ class Answer:
         """What the device offers; of unlike ones, the one with the least to spare."""
         pairs = zip(self.capacities_bytes, self.memory, strict=True)
         return min(pairs, key=lambda pair: pair[0] / float(pair[1].needed))[0]
+
+    @property
+    def staleness(self) -> dict[str, list[float]] | None:
+        """By pipeline rank, how many updates old the weights are that a gradient is
+        made with, on average, and how many versions of them are kept; None where steps
+        are flushed."""
+        pp, m = self.layout.pp, self.layout.micro_batches
+        stale = schedule_called(self.layout.schedule).stale
+        if stale is None:
+            return None
+        return {
+            "updates": [stale.updates_late(rank, pp, m) for rank in range(pp)],
+            "versions": versions_held(self.layout.schedule, pp, m).tolist(),
+        }
 
     @cached_property
     def model_flops(self) -> float:
@@ -163,6 +178,7 @@ class Answer:
             "breakdown_s": dict(self.breakdown_s),
             "interval": self.interval,
             "price_sources": self.price_sources and self.price_sources.document(),
+            **({"staleness": self.staleness} if self.staleness else {}),
             "layout": self.layout.to_dict(),
             "assumed": dict(self.assumed),
             "warnings": list(self.warnings),

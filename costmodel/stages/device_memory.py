@@ -128,6 +128,7 @@ class PeakContents:
     *parameters* are per tp rank, before sharding. *frozen_parameters* beside them have
     neither gradient nor optimizer state; *expert_parameters* shard over the ranks that
     hold the same experts, often one. *gathered_bytes* are whole of what is sharded.
+    Trained weights are kept in so many *versions*.
     """
 
     parameters: Array
@@ -136,6 +137,7 @@ class PeakContents:
     gathered_bytes: Array
     activation_bytes: Array
     transient_bytes: Array
+    versions: Any = 1
 
     @property
     def trained(self) -> Array:
@@ -297,7 +299,9 @@ def _on_device(
             contents.expert_parameters, apart, policy, footprint, shards
         )
     frozen = contents.frozen_parameters * precision.frozen_bytes
+    stashed = (contents.versions - 1) * contents.trained * precision.parameter.bytes
     weight = kept.weight + frozen / parallel.shard_of(3) + frozen * parallel.second_copy
+    weight = weight + stashed
     if offload.parameters:
         weight = np.zeros_like(weight)
     kept = replace(kept, weight=weight)
@@ -447,6 +451,7 @@ class Peak:
     activation_bytes: Array
     transient_bytes: Array
     away_bytes: Array
+    versions: Array
 
     @property
     def ranks(self) -> int:

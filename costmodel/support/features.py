@@ -26,7 +26,7 @@ from costmodel.layout import (
     body_presets,
     split_layers,
 )
-from costmodel.schedule import SCHEDULES, copies_held
+from costmodel.schedule import SCHEDULES, copies_held, flushes
 from profiles.errors import InvalidSpec
 from profiles.hardware import precision
 from profiles.models import DecoderSpec, Job, ModuleSpec
@@ -289,6 +289,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "cp kind": _plain(used.cp_kind if used.cp > 1 else "none"),
         "chunks": _divided(job.seq_len, _chunks(used)),
         "schedule": _plain(used.schedule if used.pp > 1 else "none"),
+        "flush": _plain(_yes(used.pp == 1 or flushes(used.schedule))),
         "stages": _plain(used.stages),
         "recompute": _plain(_recompute(used)),
         "saved tensors": _plain(_elsewhere(used)),

@@ -20,6 +20,7 @@ from costmodel.layout import (
     LayerPlan,
     Layout,
     ModuleSharding,
+    Offload,
     Placed,
     Stage,
     Uniform,
@@ -30,7 +31,7 @@ from costmodel.layout import (
 )
 from costmodel.machine import shares_cores
 from costmodel.operators import dimension, loops_of
-from costmodel.schedule import require_schedule
+from costmodel.schedule import SCHEDULES, require_schedule
 from costmodel.stages import degrees_of
 from costmodel.support.support_table import is_local
 from profiles.errors import Contradiction, InvalidSpec, MeshwrightError
@@ -141,6 +142,7 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
     yield from _data(choice, job)
     on_host = shares_cores(cluster.islands[0].device)
     yield from offload_problems(choice.offload, zero=choice.zero, on_host=on_host)
+    yield from _stale(choice.schedule, choice.zero, choice.offload)
     yield from zero_plus_problems(
         choice.zero_plus,
         zero=choice.zero,
@@ -172,9 +174,28 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
         zero=min(plan.zero for one in layout.stages for plan in one.plans),
         on_host=shares_cores(cluster.islands[0].device),
     )
+    most = max(plan.zero for one in layout.stages for plan in one.plans)
+    found += _stale(layout.schedule, most, layout.offload)
     found += dict.fromkeys(_of_zero_plus(layout, job))
     if found:
         raise Contradiction("; ".join(found))
+
+
+def _stale(schedule: str, zero: int, offload: Offload) -> Iterator[str]:
+    """What a schedule without a flush does not go with."""
+    known = SCHEDULES.get(schedule)
+    if known is None or known.stale is None:
+        return
+    if zero > 1:
+        yield (
+            f"zero={zero} with {schedule}: a rank keeps whole weights of its own from "
+            "update to update, and sums gradients once in one; choose zero 0 or 1"
+        )
+    if offload.states:
+        yield (
+            f"{schedule} with states that are offloaded: an update would wait for them "
+            "while the passes go on; leave optimizer and parameters out of --offload"
+        )
 
 
 def _of_zero_plus(layout: Layout, job: Job) -> Iterator[str]:

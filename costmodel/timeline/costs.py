@@ -46,6 +46,8 @@ class StageCosts:
 
     By pipeline rank: the optimizer's `step_s`, before which all ranks have reduced (the
     global gradient norm), and the `gather_s` of updated parameters after it (ZeRO-1).
+    Without a flush a rank waits for nobody, but for those that share parameters with
+    it, where any ranks update `together`.
     """
 
     forward_s: FloatArray
@@ -65,6 +67,7 @@ class StageCosts:
     overlap_reduce: bool = True
     turns: float = 1.0
     messages: float = 0.0
+    together: tuple[int, ...] = ()
 
 
 def seconds_of(costs: StageCosts, copies: int) -> FloatArray:

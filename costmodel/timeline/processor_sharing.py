@@ -24,7 +24,7 @@ from costmodel.timeline.costs import FloatArray
 from profiles.arrays import Array
 
 
-def speed(turns: float, messages: float, pp: int, at_work: int) -> float:
+def speed(turns: float, messages: float, pp: int, at_work: float) -> float:
     """How many times faster than priced *at_work* of *pp* pipeline ranks get on, whose
     passes are *messages* to that share.
 

@@ -21,6 +21,9 @@ Unrolled, what decides is the last bucket, or the first and all behind it, since
 is linear in k is largest at an end; or a link that was busy until r, and then c:
 
     end(K) = max(t1 + c/K,  t0 + (t1 − t0)/K + c,  r + c)
+
+Without a flush a step is one of a long run, each rank's from its own update to its next
+one (`costmodel.timeline.steady`): ranks are in it at different times, equally long.
 """
 
 from __future__ import annotations
@@ -41,11 +44,12 @@ from costmodel.timeline.costs import (
     sends_of,
 )
 from costmodel.timeline.processor_sharing import run_in_turns
+from costmodel.timeline.steady import steady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """One rank's step, every instant from 0 to the makespan counted once."""
+    """One rank's step, every instant of it counted once."""
 
     compute_s: float
     pipeline_comm_s: float  # waiting, while the awaited transfer could have run
@@ -61,9 +65,9 @@ class Account:
 class Timeline:
     """When each action starts and ends, [pp, actions] in stream order, and the peaks.
 
-    By rank: the end of its compute and of its gradient reduction, the start of its
-    optimizer step, its own end, its peak bytes and the position in its stream of the
-    (first) action at which they are reached.
+    By rank: when its step begins, the end of its compute and of its gradient reduction,
+    the start of its optimizer step, its own end, its peak bytes and the position in its
+    stream of the (first) action at which they are reached.
     """
 
     program: Program
@@ -71,6 +75,7 @@ class Timeline:
     start_s: FloatArray
     end_s: FloatArray
     makespan_s: float
+    begin_s: FloatArray  # 0 where a step is flushed
     compute_end_s: FloatArray
     reduce_end_s: FloatArray
     step_start_s: FloatArray
@@ -85,6 +90,7 @@ class Timeline:
         itself takes is the transfer's, the rest is bubble.
         """
         gaps = self.start_s[rank].copy()
+        gaps[0] -= self.begin_s[rank]
         gaps[1:] -= self.end_s[rank, :-1]
         sends = sends_of(self.costs, self.program.shape.copies)
         transfers = sends[self.program.source_rows[rank]]
@@ -120,7 +126,9 @@ class Timeline:
             others_s=float(self.step_start_s[rank]) - reduce_end_s,
             step_s=float(self.costs.step_s[rank]),
             gather_s=float(self.costs.gather_s[rank]),
-            idle_s=self.makespan_s - float(self.rank_end_s[rank]),
+            idle_s=self.makespan_s
+            + float(self.begin_s[rank])
+            - float(self.rank_end_s[rank]),
         )
 
     def in_flight_at_peak(self) -> IntArray:
@@ -128,7 +136,7 @@ class Timeline:
 
         Of I's pass at the peak too, whose end would free what only I needs.
         """
-        return _in_flight(self._done_at_peak())
+        return _in_flight(self._done_at_peak()) + self._carried
 
     def held_at_peak(self) -> FloatArray:
         """Bytes that are alive at each rank's peak beside its pass's working set."""
@@ -136,7 +144,8 @@ class Timeline:
         _, _, inputs, weights, _ = done
         costs, shape = self.costs, self.program.shape
         kept = costs.weight_bytes
-        held = _in_flight(done) @ costs.saved_bytes + (inputs - weights) @ kept
+        held = (_in_flight(done) + self._carried) @ costs.saved_bytes
+        held = held + (inputs - weights) @ kept
         more: FloatArray = np.maximum(kept - costs.saved_bytes, 0)
         kind, slot = np.divmod(self.peak_rows(), shape.slots)
         at_inputs = kind == COMPUTE.index(Kind.I)
@@ -150,7 +159,16 @@ class Timeline:
         nothing = np.zeros_like(each)
         table = [taken.get(kind, nothing) for kind in COMPUTE]
         rows = np.concatenate([np.tile(one, shape.copies) for one in table] + [[0.0]])
-        return np.asarray(rows[self.program.rows].cumsum(axis=1).max(axis=1))
+        more = rows[self.program.rows].cumsum(axis=1).max(axis=1)
+        return np.asarray(self._carried @ each + more)
+
+    @property
+    def _carried(self) -> IntArray:
+        """Micro-batches in flight as each rank's step begins, [pp, stages]."""
+        shape, carried = self.program.shape, self.program.carried
+        found = np.zeros((shape.pp, shape.stages), dtype=np.int64)
+        found[:, : shape.pp] = np.diag(carried)
+        return found
 
     def _done_at_peak(self) -> IntArray:
         """Passes done before each rank's peak, [kind, pp, stages], its own F too."""
@@ -190,7 +208,10 @@ def simulate(
     Raises as `schedule.require_schedule`.
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
-    start, end = _run(program, costs, durations_of(program, costs))
+    priced = durations_of(program, costs)
+    if program.ago:
+        return _without_flush(program, costs, priced)
+    start, end = _run(program, costs, priced)
     reduce_end = _reduce_ends(program, costs, start, end)
     step_start = np.full(len(reduce_end), reduce_end.max())
     rank_end = step_start + costs.step_s + costs.gather_s
@@ -201,9 +222,39 @@ def simulate(
         start_s=start,
         end_s=end,
         makespan_s=float(rank_end.max()),
+        begin_s=np.zeros(len(rank_end)),
         compute_end_s=end[:, -1],
         reduce_end_s=reduce_end,
         step_start_s=step_start,
+        rank_end_s=rank_end,
+        peak_bytes=peak_bytes,
+        peak_action=peak_action,
+    )
+
+
+def _without_flush(program: Program, costs: StageCosts, priced: FloatArray) -> Timeline:
+    """A step of each rank's own. What its last backward does not hide of a reduction
+    it waits for; of passes that have more of the cores, that is a little more."""
+    tail = reduce_tail_s(
+        costs.reduce_s,
+        costs.backward_s,
+        buckets=costs.buckets,
+        overlap=costs.overlap_reduce,
+    )
+    rest = costs.step_s + costs.gather_s
+    found = steady(program, costs, priced, np.array([tail, rest]))
+    rank_end = found.begin_s + found.period_s
+    peak_bytes, peak_action = _peaks(program, costs)
+    return Timeline(
+        program=program,
+        costs=costs,
+        start_s=found.start_s,
+        end_s=found.end_s,
+        makespan_s=found.period_s,
+        begin_s=found.begin_s,
+        compute_end_s=found.end_s[:, -1],
+        reduce_end_s=found.end_s[:, -1] + tail,
+        step_start_s=rank_end - rest,
         rank_end_s=rank_end,
         peak_bytes=peak_bytes,
         peak_action=peak_action,
@@ -288,6 +339,8 @@ def _peaks(program: Program, costs: StageCosts) -> tuple[FloatArray, IntArray]:
     """Most bytes alive on each rank, and where: streams alone decide, not time."""
     copies = program.shape.copies
     after = bytes_after(costs, copies)[program.rows].cumsum(axis=1)
+    if program.carried.any():
+        after += (program.carried * costs.saved_bytes)[:, None]
     after += bytes_during(costs, copies)[program.rows]
     where = after.argmax(axis=1)
     return after[np.arange(len(after)), where], where

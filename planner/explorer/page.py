@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costmodel.pages import SCRIPTS, figures, script, style
-from costmodel.schedule import SCHEDULES
+from costmodel.schedule import FLUSHED
 from planner.explorer.answers import skeleton
 from planner.explorer.state import Catalogue
 from profiles.hardware import PRECISIONS
@@ -67,7 +67,7 @@ def explorer_page(start: Mapping[str, Any], catalogue: Catalogue) -> str:
         "model": ("model", catalogue.models, False),
         "cluster": ("cluster", catalogue.clusters, False),
         "precision": ("precision", PRECISIONS, True),
-        "schedule": ("schedule", SCHEDULES, True),
+        "schedule": ("schedule", FLUSHED, True),
         "recompute": ("recompute", _RECOMPUTE, True),
     }
     controls = "".join(

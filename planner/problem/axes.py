@@ -24,7 +24,7 @@ from costmodel.layout import (
     split_layers,
 )
 from costmodel.options import Pins
-from costmodel.schedule import require_schedule, schedule_called
+from costmodel.schedule import flushes, require_schedule, schedule_called
 from costmodel.simulation import width_over, zero_plus_of
 from costmodel.support import (
     MOST_PASSES,
@@ -40,7 +40,6 @@ from profiles.models import Job
 
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
-SEARCHED: Final = SCHEDULES  # where no pin says otherwise
 ENDS: Final = 2  # stages of embedding and of head, which need no layer
 RING, ALL_GATHER, ULYSSES, RSA = map(
     CP_KINDS.index, ("ring", "all-gather", "ulysses", "rsa")
@@ -190,8 +189,9 @@ class Axes:
     def schedules(
         self, pp: int, micro_batches: int, at_once: int | None = None
     ) -> list[Option]:
-        """(schedule, virtual stages): what is `SEARCHED`, or pinned. One rank has the
-        same stream of all, and one micro-batch of 1f1b and gpipe."""
+        """(schedule, virtual stages): all, but for those that do not flush unless that
+        is allowed; or what is pinned. One rank has the same stream of all, and one
+        micro-batch of 1f1b and gpipe."""
         key = (pp, micro_batches)
         found = self._schedules.get(key)
         if found is None:
@@ -206,7 +206,9 @@ class Axes:
 
     def _ways(self, pp: int, micro_batches: int) -> list[Option]:
         pinned = self.pins.schedule
-        named: Sequence[str] = SEARCHED if pinned is None else (pinned,)
+        named: Sequence[str] = SCHEDULES if pinned is None else (pinned,)
+        if not self.problem.allow_async or self.problem.offload.states:
+            named = tuple(filter(flushes, named))
         if pinned is None and pp == 1:
             named = ("1f1b",)
         elif pinned is None and micro_batches == 1:
@@ -248,10 +250,11 @@ class Axes:
     ) -> list[tuple[int, int]]:
         """(level, group). A level that shards over one rank is level 0.
 
-        What of them is carried out hangs on the pipeline too, and in frameworks on *tp*
-        and *ep*.
+        What of them is carried out hangs on the pipeline too, and in frameworks, or
+        without a flush, on *tp* and *ep*.
         """
-        more = {} if self._filter is None else {"tp": tp, "ep": ep}
+        by_width = self._filter is not None or self.problem.allow_async
+        more = {"tp": tp, "ep": ep} if by_width else {}
         level, group = self.pins.zero, self.pins.zero_group
         groups = [one for one in divisors(dp) if group in (None, one)]
         sharding = [one for one in groups if one * cp > 1]
@@ -264,10 +267,12 @@ class Axes:
         plus = zero_plus_of(self.pins)
         if plus.anything:  # over all of dp, and the second copy over a part
             found = [(3, dp)] if dp * cp % plus.hpz_partition_size == 0 else []
+        most = 3 if flushes(SCHEDULES[schedule]) else 1
         return [
             (one, size)
             for one, size in found
             if level in (None, one)
+            and one <= most
             and self.carried(
                 dp=dp,
                 cp=cp,

@@ -14,7 +14,7 @@ from typing import Any
 
 from costmodel.layout import Uniform, body_presets
 from costmodel.options import Pins, cuts_products
-from costmodel.schedule import SCHEDULES, holders, least_chunks
+from costmodel.schedule import SCHEDULES, flushes, holders, least_chunks
 from costmodel.simulation import NO_CUT, has_experts, zero_plus_of
 from costmodel.support import known_of, refusals, refused, violations
 from planner.problem.problem import Problem
@@ -125,7 +125,14 @@ def _require_searched(problem: Problem) -> None:
         )
     if pins.schedule is not None:
         least = least_chunks(pins.schedule)
-        pp = pins.pp or (1 if SCHEDULES[pins.schedule].copies == least == 1 else 2)
+        if not (problem.allow_async or flushes(pins.schedule)):
+            raise Contradiction(
+                f"--schedule {pins.schedule} does not flush: its gradients are made "
+                "with weights of earlier updates, and no price says what that does to "
+                "convergence; add --allow-async to plan it, or choose 1f1b"
+            )
+        one = SCHEDULES[pins.schedule].copies == least == 1 and flushes(pins.schedule)
+        pp = pins.pp or (1 if one else 2)
         holders(pins.schedule, pp, pins.virtual_stages or least)
 
 

@@ -116,7 +116,8 @@ class Problem:
     where `leaves_to` does, activations may leave to it where retention is chosen by
     stage. With `free_bits` it is searched in how many bits they are kept. With
     `any_stage` stages may differ in mesh, and `pins.pp`, their number, need not divide
-    the GPUs.
+    the GPUs. Schedules that do not flush are not searched unless `allow_async`: no
+    price says what stale gradients cost.
     """
 
     job: Job
@@ -135,6 +136,7 @@ class Problem:
     runs_on: str | None = None
     probability: float = 0.5
     any_stage: bool = False
+    allow_async: bool = False
     free_bits: bool = False
 
     def __post_init__(self) -> None:

@@ -57,13 +57,15 @@ class Goal:
     machine, the cluster `local`, and where `--framework` names ours. Where it names
     another, what that does not have is left out, unless *executable* is False. What is
     found fits with at least *probability*, by default 0.95, or 0.5 where memory is the
-    objective. With *any_stage* stages may differ in mesh.
+    objective. With *any_stage* stages may differ in mesh; *allow_async* lets schedules
+    in that do not flush.
     """
 
     objective: Objective = Objective.THROUGHPUT
     executable: bool | None = None
     probability: float | None = None
     any_stage: bool = False
+    allow_async: bool = False
 
 
 ANY_FASTEST = Goal()
@@ -102,6 +104,7 @@ def pose(
         runs_on=_framework(wish, goal.executable),
         probability=probability,
         any_stage=goal.any_stage,
+        allow_async=goal.allow_async,
         machine=asked_of(problem.machine, objective, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)

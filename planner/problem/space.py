@@ -164,9 +164,11 @@ class Space:
     def sharded_by(self) -> list[str]:
         """What the levels of ZeRO hang on."""
         found = ["dp", "cp"]
-        if self.problem.executable or self.problem.runs_on is not None:
+        problem = self.problem
+        if problem.executable or problem.runs_on is not None or problem.allow_async:
             found += ["pp", "schedule", "virtual_stages"]
-        return found + (["tp", "ep"] if self.problem.runs_on is not None else [])
+        by_width = problem.runs_on is not None or problem.allow_async
+        return found + (["tp", "ep"] if by_width else [])
 
     def leanest(self, branches: Table) -> tuple[Columns, Array]:
         """Candidates of which one needs the least memory of its branch; whose each is.

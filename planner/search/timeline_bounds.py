@@ -92,7 +92,8 @@ def _is_run(shape: Shape) -> bool:
     schedule = schedule_called(SCHEDULES[code])
     hides = schedule.copies > 1 or SCHEDULES[code] == "dualpipe-v"
     passes = 3 * pp * virtual_stages * micro_batches
-    return pp > 1 and not hides and passes <= MOST_PASSES
+    alone = hides or schedule.stale is not None
+    return pp > 1 and not alone and passes <= MOST_PASSES
 
 
 def _actions_s(shape: Shape, rows: Rows) -> Array:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -161,21 +161,24 @@ def _used() -> _Used | None:
     return _Used(used.file, values)
 
 
-def without_defaults(options: Options, names: Iterable[str] | None = None) -> Options:
-    """*options* (or those *names* of them) without what only a file of defaults says:
-    for a question that something else answers."""
+def without_defaults(
+    options: Options, only: Iterable[str] | None = None, *, but: Iterable[str] = ()
+) -> Options:
+    """*options*, and groups of options in them, without what *only* a file of defaults
+    says, *but* for some names: for a question that something else answers."""
     used = _used()
     if used is None:
         return options
-    own = {one.name: one.default for one in fields(options)}  # type: ignore[arg-type]
-    chosen = own if names is None else set(names)
-    dropped = [name for name in own if name in used.values and name in chosen]
-    if not dropped:
-        return options
-    meta = click.get_current_context().meta[_META]
-    for name in dropped:
-        meta.values.pop(name, None)
-    return replace(options, **{name: own[name] for name in dropped})  # type: ignore[type-var]
+    kept, changed = {*but}, dict[str, Any]()
+    chosen = used.values.keys() & (used.values if only is None else set(only))
+    for one in fields(options):  # type: ignore[arg-type]
+        value = getattr(options, one.name)
+        if is_dataclass(value):
+            changed[one.name] = without_defaults(value, only, but=kept)
+        elif one.name in chosen - kept:
+            changed[one.name] = one.default
+            click.get_current_context().meta[_META].values.pop(one.name, None)
+    return replace(options, **changed)  # type: ignore[type-var]
 
 
 def defaults_document() -> dict[str, Any]:

@@ -218,7 +218,9 @@ class JobOptions:
     )
     precision: str | None = option(
         type=Choice(PRECISIONS),
-        help="Number format of training.  [default: bf16 where the device has it]",
+        metavar="FORMAT",
+        help=f"Number format of training: {', '.join(PRECISIONS)}.  [default: bf16 "
+        "where the device has it]",
     )
     grad_dtype: str | None = option(
         type=Choice(GRADIENT_FORMATS),

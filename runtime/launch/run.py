@@ -54,6 +54,7 @@ from runtime.train import (
     Options,
     RunOptions,
     compresses,
+    require_allowed,
     require_compilable,
     require_compressible,
     require_rematerializable,
@@ -107,6 +108,8 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "--warmup-steps": training.warmup_steps,
         "--decay-steps": training.decay_steps,
         "--min-lr": training.min_lr,
+        "--stale-gradients": training.stale_gradients,
+        "--anneal-steps": training.anneal_steps,
         "an --eval-data": training.eval_data is not None,
         "--eval-every": training.eval_every,
         "--eval-batches": training.eval_batches,
@@ -277,6 +280,8 @@ def prepare(options: RunOptions) -> Run:
     trace_named(options.model, file)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
+    priced = file.origin.options.compress_gradients
+    require_allowed(options, layout, job.optimizer, priced)
     device = _device(options.device, layout)
     if layout.gpus % options.nnodes:
         raise Contradiction(

@@ -52,7 +52,7 @@ from runtime.observe import (
     write_actions,
 )
 from runtime.trace import resident_bytes
-from runtime.train import ActivationBits, Setup, StepResult, Trainer, samples
+from runtime.train import ActivationBits, Late, Setup, StepResult, Trainer, samples
 from runtime.weights import exported, load_weights, save_weights, weights_of
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
@@ -93,9 +93,14 @@ class Run:
                 ),
             ),
             rate=request.learning_rate(),
+            late=Late(
+                remedy=request.training.stale_gradients,
+                steps=request.training.anneal_steps or request.steps // 4,
+            ),
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)
+        untimed += self.trainer.steps_to_fill - 1
         self.watch = StepProfiler(
             self.trainer, record=request.record, untimed=untimed, trace=asked.trace
         )
@@ -163,7 +168,7 @@ class Run:
             self._told(number)
             if self.bits is not None and self.bits.share_out(number):
                 self._line(self.bits.words)
-            result = self.watch.step(number, since=since)
+            result = self.watch.step(number, since=since, until=self._until(number))
             since += 1
             self.observed.peak = self.watch.peak
             self.observed.results.append(result)
@@ -179,6 +184,17 @@ class Run:
             self._evaluate(number)
             self._save(number)
         return None
+
+    def _until(self, number: int) -> int:
+        """The step before which all that step *number* has begun is done: where steps
+        are not flushed the pipeline is drained for a checkpoint or an evaluation."""
+        request, asked = self.request, self.request.training
+        every = [
+            request.checkpoint_every if self.saver is not None else None,
+            asked.eval_every if asked.eval_data is not None else None,
+        ]
+        ends = [(number // steps + 1) * steps for steps in every if steps]
+        return min([request.steps, *ends])
 
     def _rolled_back(self, number: int) -> int | None:
         """Where training goes on after step *number* went wrong; None: nowhere."""

@@ -1,7 +1,8 @@
 """What a run measured, as `execute --json` prints it, and which step measures what.
 
 first             its actions and their traffic are recorded, if asked
-second            the peak of its memory
+second            the peak of its memory (where steps are not flushed, of as many as
+                  fill the pipeline)
 then 1, or 3      instrumented (`Listener`): collectives and products one by one
 then 1, if asked  traced by torch's profiler
 the others        timed, action by action
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, prod
 from pathlib import Path
@@ -185,25 +187,33 @@ class StepProfiler:
         self.trainer, self.record, self.untimed = trainer, record, untimed
         self.trace = None if trace is None else Path(trace)
         self.peak = Peak()
+        self._watching: AbstractContextManager[Peak] | None = None
+        # What torch.profiler sees begin has to end before it does: runs of their own.
+        self._last_watched = trainer.steps_to_fill
+        self._cuts = [1, 1 + self._last_watched]
+        self._cuts += [] if trace is None else [untimed - 1, untimed]
         self._clock = ActionClock(trainer.device)
         self._listener = Listener(trainer.recorder.axes, trainer.device)
         self._timed: deque[Spans] = deque(maxlen=MOST_TIMED)
         self._listened: list[Spans] = []
 
-    def step(self, number: int, *, since: int) -> StepResult:
-        """Step *number*, the *since*-th that this process carries out."""
+    def step(self, number: int, *, since: int, until: int | None = None) -> StepResult:
+        """Step *number*, the *since*-th that this process carries out; *until* as
+        `Trainer.step` has it."""
+        cuts = [number - since + cut for cut in self._cuts if cut > since]
+        until = min([number + 1 if until is None else until, *cuts])
         if since == 0:
-            return self.trainer.step(number, record=self.record)
-        if since == WATCHED_STEPS - 1:
-            return self._remembered(number)
+            return self.trainer.step(number, record=self.record, until=until)
+        if since <= self._last_watched:
+            return self._remembered(number, until)
         if self.trace is not None and since == self.untimed - 1:
             with traced(self.trace, dist.get_rank(), self.trainer.device):
-                return self.trainer.step(number)
+                return self.trainer.step(number, until=until)
         if since < self.untimed:
-            result = self.trainer.step(number, watch=self._listener)
+            result = self.trainer.step(number, watch=self._listener, until=until)
             self._listened.append(self._listener.spans())
             return result
-        result = self.trainer.step(number, watch=self._clock)
+        result = self.trainer.step(number, watch=self._clock, until=until)
         self._timed.append(self._clock.spans())
         return result
 
@@ -229,11 +239,17 @@ class StepProfiler:
             ),
         )
 
-    def _remembered(self, number: int) -> StepResult:
-        self.trainer.forget()
-        with watched(self.trainer.device) as peak:
-            result = self.trainer.step(number)
-        self.peak = peak
+    def _remembered(self, number: int, until: int) -> StepResult:
+        """A step of those that are watched together: one, or as many as fill the
+        pipeline."""
+        if self._watching is None:
+            self.trainer.forget()
+            self._watching = watched(self.trainer.device)
+            self._seen = self._watching.__enter__()
+        result = self.trainer.step(number, until=until)
+        if number == until - 1:
+            self._watching.__exit__(None, None, None)
+            self._watching, self.peak = None, self._seen
         return result
 
 

@@ -279,7 +279,8 @@ class Optimizer:
     def _leaf(self, name: str, parameter: nn.Parameter) -> Leaf:
         part = local(parameter)
         master = part.dtype is not torch.float32
-        value = nn.Parameter(part.float() if master else part)
+        # To autograd an update changes no parameter: passes may be in flight.
+        value = nn.Parameter(part.float() if master else part.data)
         return Leaf(name, parameter, value, master)
 
     def _publish(self) -> None:

@@ -13,7 +13,7 @@ From I to W it keeps what `split_backward` puts off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -83,12 +83,18 @@ class _Pass:
     output: GradientEdge | None
 
 
+class Numbered(Protocol):
+    """What belongs to micro-batches, by their numbers: a list, say."""
+
+    def __getitem__(self, number: int, /) -> Tensor: ...
+
+
 class Executor:
     """Carries out *stream*, with transfers, step after step.
 
     The loss of a micro-batch is multiplied by `loss_scale` before its backward, and
-    `watch` is told of each action before it begins; these and `recorder` may be
-    exchanged between steps.
+    `watch` is told of each action before it begins; these, `recorder` and, where steps
+    are not flushed, `stream` may be exchanged between steps.
     """
 
     def __init__(
@@ -100,16 +106,11 @@ class Executor:
         micro_batches: int,
         hooks: Hooks,
     ) -> None:
-        self.stream = stream
         self.recorder: ActionObserver | None = None
         self.watch: Callable[[Action], None] | None = None
         self._stages, self._links, self._hooks = stages, links, hooks
         self.loss_scale = 1 / micro_batches
-        passes = apart(stream)
-        backwards = (action for action in passes if action.kind in BACKWARDS)
-        self._last = {action.stage: action for action in backwards}
-        split = (action for action in passes if action.kind is Kind.I)
-        self._split = {(action.stage, _number(action)) for action in split}
+        self.stream = stream
         self._deeds: dict[Kind, Callable[[Action], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -126,28 +127,54 @@ class Executor:
         self._begin((), ())
 
     @property
+    def stream(self) -> Stream:
+        """What a step does."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: Stream) -> None:
+        self._stream, passes = stream, apart(stream)
+        backwards = (action for action in passes if action.kind in BACKWARDS)
+        self._last = {action.stage: action for action in backwards}
+        split = (action for action in passes if action.kind is Kind.I)
+        self._split = {(action.stage, _number(action)) for action in split}
+
+    @property
     def in_flight(self) -> int:
         """Passes between their F and their B or I: what is saved for a backward."""
         return len(self._passes)
 
-    def step(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    def step(
+        self,
+        tokens: Numbered,
+        targets: Numbered,
+        *,
+        goes_on: bool = False,
+        drains: bool = True,
+    ) -> list[Tensor]:
         """One step; the micro-batches' losses, where this rank holds the last stage.
+
+        It *goes_on* with the passes that the step before, which did not drain, has left
+        in flight; unless it *drains* it leaves some itself.
 
         Raises ActionFailed, which names the action.
         """
-        self._begin(tokens, targets)
+        if goes_on:
+            self._take(tokens, targets)
+        else:
+            self._begin(tokens, targets)
         if self.recorder is not None:
             self.recorder.register_groups("pp", self._links.groups)
             self.recorder.begin()
-        self._links.expect(self._arrivals())
+        self._links.expect(self._arrivals(), goes_on=goes_on)
         for action in self.stream:
             self._carry_out(action)
-        self._links.finish()
+        if drains:
+            self._links.finish()
         return [self._losses[number] for number in sorted(self._losses)]
 
-    def _begin(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        self._tokens, self._targets = tokens, targets
-        self._losses: dict[int, Tensor] = {}
+    def _begin(self, tokens: Numbered, targets: Numbered) -> None:
+        self._take(tokens, targets)
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._put_off: dict[tuple[int, int], list[Work]] = {}
         for stage in self._stages.values():
@@ -155,6 +182,10 @@ class Executor:
                 stage.later.forget()
         # What is made and not yet used, by the transfer that it came or goes by.
         self._there: dict[Action, Tensor] = {}
+
+    def _take(self, tokens: Numbered, targets: Numbered) -> None:
+        self._tokens, self._targets = tokens, targets
+        self._losses: dict[int, Tensor] = {}
 
     def _carry_out(self, action: Action) -> None:
         if self.watch is not None:

@@ -27,6 +27,9 @@ from costmodel.schedule import RECEIVED, Action, Kind, crosses
 
 AHEAD: Final = 1  # receives posted beyond the one that is waited for
 AWAY: Final = 2  # sends to a neighbour; the least that keeps the law
+NUMBERED: Final = (
+    2**20
+)  # micro-batches apart; of a run that is not flushed there are more
 _SENDER: Final = {received: -step for received, step in RECEIVED.values()}
 
 
@@ -61,11 +64,13 @@ class Links:
         """The process groups that messages of this rank travel in."""
         return tuple(self._channels.values())
 
-    def expect(self, arrivals: Iterable[Arrival]) -> None:
-        """Begin a step that receives *arrivals*, in this order."""
+    def expect(self, arrivals: Iterable[Arrival], *, goes_on: bool = False) -> None:
+        """Begin a step that receives *arrivals*, in this order; where it *goes_on* from
+        the one before, what that has sent is still on its way."""
         self._arrivals = iter(arrivals)
         self._posted.clear()
-        self._away.clear()
+        if not goes_on:
+            self._away.clear()
         for _ in range(AHEAD):
             self._post()
 
@@ -124,7 +129,8 @@ class Links:
     def _tag(self, received: Action) -> int:
         """A number for each message of a step; NCCL has none and goes by the order."""
         assert received.micro_batch is not None
-        row = received.micro_batch * len(self._holders[0]) + received.stage
+        number = received.micro_batch % NUMBERED
+        row = number * len(self._holders[0]) + received.stage
         return 2 * row + (received.kind is Kind.RECV_B)
 
     def _opened(self) -> dict[tuple[int, int], dist.ProcessGroup]:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         Options,
         RunOptions,
         Training,
+        require_allowed,
         run_options,
         training_options,
     )
+    from runtime.train.stale import Late
     from runtime.train.trainer import StepResult, Trainer, batch_of, rank_stream
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from costmodel.schedule import schedule_called
 from profiles.commandline import (
     Choice,
     FilePath,
@@ -20,9 +21,10 @@ from profiles.commandline import (
 from profiles.errors import Contradiction
 from profiles.files import require_package
 from runtime.data import absolute
-from runtime.optim import KINDS, LearningRate
+from runtime.optim import KINDS, REMEDIES, LearningRate, require_remedy
 
 if TYPE_CHECKING:
+    from costmodel.layout import Layout
     from runtime.optim import Settings
 
 RECOVERIES: Final = ("checkpoint", "replica")
@@ -49,6 +51,15 @@ class Training:
         default=0.0,
         type=FloatRange(0, 10),
         help="Learning rate at the end of the schedule.",
+    )
+    stale_gradients: str = option(
+        default="none",
+        type=Choice(REMEDIES),
+        help="What is done about gradients that are late, where steps are not flushed.",
+    )
+    anneal_steps: int | None = option(
+        type=IntRange(1),
+        help="Steps of t1.  [default: a quarter of --steps]",
     )
     eval_data: str | None = option(
         type=text, metavar="FILE|synthetic", help="Held-out data to evaluate on."
@@ -294,6 +305,11 @@ class RunOptions(Options):
     rdzv_endpoint: str | None = option(
         type=text, metavar="HOST:PORT", help="Where the nodes of a job meet."
     )
+    allow_async: bool = option(
+        default=False,
+        is_flag=True,
+        help="Train a layout whose steps are not flushed: its gradients are stale.",
+    )
     observe: Path | None = option(
         type=FilePath(),
         metavar="FILE",
@@ -318,6 +334,47 @@ class RunOptions(Options):
         """The least and the most machines that train."""
         least, most = self.elastic or (self.nnodes, None)
         return least, self.nnodes if most is None else most
+
+
+def require_allowed(
+    options: RunOptions, layout: Layout, optimizer: str, priced: str | None = None
+) -> None:
+    """Raise Contradiction for a layout whose steps are not flushed, unless that is
+    allowed and everything else goes with it. It was *priced* with gradients that are
+    compressed so."""
+    stale = schedule_called(layout.schedule).stale
+    remedy = options.training.stale_gradients
+    if stale is None:
+        if remedy != "none":
+            raise Contradiction(
+                f"--stale-gradients {remedy} is about late gradients, and the layout's "
+                f"{layout.schedule} has none; leave it out"
+            )
+        return
+    if not options.allow_async:
+        raise Contradiction(
+            f"the layout's schedule {layout.schedule} does not flush: its gradients "
+            "are of weights of earlier updates; add --allow-async to train so, or plan "
+            "another layout"
+        )
+    require_remedy(remedy, optimizer=optimizer, stashes=stale.stashes)
+    compressed = options.compress_gradients or priced
+    beside = {
+        "--elastic": options.elastic is not None,
+        "--recovery replica": options.recovery == "replica",
+        "--on-nan rollback": options.on_nan == "rollback",
+        "--compile": options.compiled,
+        "--observe": options.observe is not None,
+        "--memory-budget": options.memory_budget is not None,
+        "--compress-activations": options.compress_activations is not None,
+        "--compress-gradients": compressed not in (None, "none"),
+    }
+    given = [name for name, said in beside.items() if said]
+    if given:
+        raise Contradiction(
+            f"{given[0]} does not go with {layout.schedule}, whose passes are in "
+            "flight from step to step; leave it out"
+        )
 
 
 training_options = collected("Training", Training, "training")

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from costmodel.layout import Layout
 from costmodel.operators import GradientCompression
-from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
+from costmodel.schedule import (
+    Action,
+    Kind,
+    Stream,
+    apart,
+    flushes,
+    streams,
+    with_transfers,
+)
 from profiles.models import Job
 from runtime.data import Source
 from runtime.models import policy
@@ -39,6 +47,7 @@ from runtime.remat import Rematerializer
 from runtime.trace import ActionObserver, Recorder
 from runtime.train.build import Builder, LocalStage, Setup
 from runtime.train.module_build import ModuleBuilder, SharedParameters
+from runtime.train.stale import Flow, Late, StaleStep, Told
 from runtime.train.step_hooks import Step, Tied, TiedTable
 
 BEYOND: Final = 2**40  # sequences of a source: no training reads so many
@@ -67,6 +76,7 @@ class Trainer:
         settings: Settings,
         setup: Setup,
         rate: LearningRate | None = None,
+        late: Late | None = None,
     ) -> None:
         self.rate = rate
         self.skipped: tuple[int, ...] = ()  # batches that no step reads
@@ -94,13 +104,7 @@ class Trainer:
                     self.recorder.register_groups(axis, [group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
-        self._step = Step(
-            self.stages,
-            self.optimizer,
-            tied,
-            self.mesh,
-            self.rules,
-        )
+        self._step = self._hooks(tied, late or Late())
         self._equip(setup)
         stream = rank_stream(layout, self.mesh["pp"].get_local_rank())
         stages = {held.index: held for held in self.stages}
@@ -138,25 +142,52 @@ class Trainer:
         tied = TiedTable(self.job, self.layout, meshes.weights)
         return Builder(*parts).stages(), tied
 
+    def _hooks(self, tied: Tied, late: Late) -> Step:
+        """What a step does beside its passes."""
+        parts = (self.stages, self.optimizer, tied, self.mesh, self.rules)
+        self._flow: Flow | None = None
+        if flushes(self.layout.schedule):
+            return Step(*parts)
+        group, rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
+        hooks = StaleStep(*parts, layout=self.layout, rank=rank, late=late)
+        self._flow = Flow(self.layout, rank, hooks, self._trained_on, Told(group))
+        return hooks
+
+    @property
+    def steps_to_fill(self) -> int:
+        """Steps until as much is in flight as ever is."""
+        return 1 if self._flow is None else self._flow.steps_to_fill
+
     def step(
-        self, number: int, *, record: bool = False, watch: ActionObserver | None = None
+        self,
+        number: int,
+        *,
+        record: bool = False,
+        watch: ActionObserver | None = None,
+        until: int | None = None,
     ) -> StepResult:
-        """Carry out step *number* (from 0), for *watch* to see, or on record.
+        """Carry out step *number* (from 0), for *watch* to see, or on record. Where
+        steps are not flushed the pipeline is empty again after that before *until*, by
+        default after this one.
 
         Raises what an action raised, named.
         """
-        tokens, targets = self._batch(batch_of(number, self.skipped), self.source)
         self._seeded(number)
         if self.rate is not None:  # also a constant one: a checkpoint has another
             self.optimizer.learning_rate = self.rate.at(number)
         self._step.begin()
         self._exchange()
-        self._wait()
-        began = time.perf_counter()
         self._executor.recorder = self.recorder if record else watch
         self._executor.loss_scale = self.scale.value / self.layout.micro_batches
-        losses = self._executor.step(tokens, targets)
-        loss = self._mean(losses)
+        if self._flow is None:
+            batch = self._trained_on(number)
+            self._wait()
+            began = time.perf_counter()
+            loss = self._mean(self._executor.step(*batch))
+        else:
+            began = time.perf_counter()
+            losses = self._flow.step(self._executor, number, until)
+            loss = self._heard(losses)
         self._step.done()
         return StepResult(
             loss=loss,
@@ -175,7 +206,8 @@ class Trainer:
     def sound(self, result: StepResult) -> bool:
         """Whether a step left finite numbers behind, on every rank alike: its loss is
         finite, and so is its gradients' norm, unless the update was left out for it."""
-        finite = isfinite(result.gradient_norm) or self.scale.dynamic
+        known = self._flow is None  # else each stage has a norm of its own
+        finite = isfinite(result.gradient_norm) or self.scale.dynamic or not known
         return isfinite(result.loss) and finite
 
     @property
@@ -243,6 +275,10 @@ class Trainer:
         """The local gradients of the last step, after clipping."""
         return self._step.gradients()
 
+    def _trained_on(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The batch that step *number* trains on."""
+        return self._batch(batch_of(number, self.skipped), self.source)
+
     def _batch(
         self, number: int, source: Source, after: int = 0
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -274,6 +310,17 @@ class Trainer:
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return float(total) / (self.mesh["dp"].size() * self.mesh["tp"].size())
+
+    def _heard(self, losses: Iterable[Tensor]) -> float:
+        """The same where no rank waits for those of later stages."""
+        assert self._flow is not None
+        own, dp = [loss.float() for loss in losses], self.mesh["dp"]
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
+        if own:
+            total += torch.stack(own).sum() / self.layout.micro_batches / dp.size()
+            if dp.size() > 1:
+                dist.all_reduce(total, group=dp.get_group())
+        return self._flow.heard(total)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

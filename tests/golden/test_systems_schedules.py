@@ -91,10 +91,21 @@ def test_one_micro_batch_uses_one_stage_at_a_time(stages: int) -> None:
     assert busy == pytest.approx(1 / stages)
 
 
+@pytest.mark.row(
+    "E6",
+    "makespan and first rank's peak of GPipe and 1F1B, (8, 8), (8, 32), (4, 3)",
+    expected="equal; m and min(p, m)",
+    evidence="computed",
+)
 @pytest.mark.parametrize(("stages", "batches"), [(8, 8), (8, 32), (4, 3)])
-def test_1f1b_saves_memory_and_not_time(stages: int, batches: int) -> None:
+def test_1f1b_saves_memory_and_not_time(
+    stages: int, batches: int, obtained: Obtained
+) -> None:
     """In flight: all m under GPipe, min(p − s, m) at stage s of 1F1B."""
     pair = [run(Pipeline(name, stages, 1, batches)) for name in ("gpipe", "1f1b")]
+    times = " and ".join(f"{one.makespan_s:g}" for one in pair)
+    peaks = " and ".join(f"{one.peak_bytes[0]:g}" for one in pair)
+    obtained(f"{times} s, {peaks}")
     assert pair[0].makespan_s == pair[1].makespan_s
     assert pair[0].peak_bytes.tolist() == [batches] * stages
     wanted = [min(stages - stage, batches) for stage in range(stages)]

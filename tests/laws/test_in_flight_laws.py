@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.schedule.schedules import peak_in_flight
+from costmodel.schedule.schedules import SCHEDULES, peak_in_flight
 from costmodel.timeline.timeline import simulate
 from profiles.errors import UnknownName
 from tests.support.pipelines import Pipeline, pipelines, plain_costs
 
 
-@given(pipelines())
+@given(pipelines(names=tuple(SCHEDULES)))
 def test_the_closed_form_is_the_streams_own_count(pipeline: Pipeline) -> None:
     found = simulate(*pipeline, plain_costs(pipeline))
     ranks = np.arange(pipeline.pp)

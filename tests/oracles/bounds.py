@@ -44,9 +44,33 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
         turns=on.turns,
         pp=np.asarray(layout.pp),
     )
+    if schedule_called(layout.schedule).stale is not None:
+        return max(float(makespan[0]), _longest_s(layout, stages, runs, on))
     makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
     tied = float(layout_tied_sync(layout, job, on).seconds.max())
     return float(makespan[0]) + _end_s(layout, stages, on) + tied + on.step_s
+
+
+def _longest_s(
+    layout: Layout, stages: list[StagePrice], runs: Runs, on: Machine
+) -> float:
+    """A rank's step that waits for nobody, of the rank whose is the longest."""
+    level, tp = layout.stages[0].plans[0].zero, layout.stages[0].mesh.tp
+    overlapped = bool(hides_gradients(on.framework, tp, level))
+    faster = min(on.turns, layout.pp)
+    return max(
+        layout.micro_batches
+        * float(runs.at(runs.both_s, np.asarray(rank)).item())
+        / faster
+        + float(
+            reduce_tail_s(
+                one.reduce_s, one.backward_s, buckets=one.buckets, overlap=overlapped
+            )
+        )
+        + float(one.step_s + one.gather_s)
+        + on.step_s
+        for rank, one in enumerate(stages)
+    )
 
 
 def _runs(

@@ -259,6 +259,7 @@ class _Run:
             start_s=_even([rank.starts_s for rank in ranks], ranks),
             end_s=end_s,
             makespan_s=max(rank.end_s for rank in ranks),
+            begin_s=np.zeros(len(ranks)),
             compute_end_s=end_s[:, -1],
             reduce_end_s=np.array([rank.reduce_end_s for rank in ranks]),
             step_start_s=np.array([rank.step_start_s for rank in ranks]),

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from costmodel.layout.strategy import spell_out
-from costmodel.schedule.schedules import SCHEDULES, require_schedule
+from costmodel.schedule.schedules import FLUSHED, require_schedule
 from costmodel.support.support_table import refusals
 from tests.support.matrix import Seen, seen_by_all
 from tests.support.priced import unlike_priced
@@ -88,7 +88,7 @@ def test_cases_are_unlike_each_other_and_may_run() -> None:
 @pytest.mark.parametrize("world", [2, 8])
 def test_every_schedule_and_level_is_trained_on_few_ranks_and_many(world: int) -> None:
     choices = [choice_of(*one) for one in cases_of(world)]
-    assert {one.schedule for one in choices if one.pp > 1} == set(SCHEDULES)
+    assert {one.schedule for one in choices if one.pp > 1} == set(FLUSHED)
     assert {one.zero for one in choices if one.dp * one.cp > 1} == {0, 1, 2, 3}
     assert {one.cp_kind for one in choices if one.cp > 1} == {
         "ring",
@@ -105,7 +105,7 @@ def test_every_schedule_is_trained_with_every_level_of_zero() -> None:
     known = [choice_of(*one) for world in WORLDS for one in cases_of(world)]
     both = [one for one in known if one.pp > 1 and one.dp * one.cp > 1]
     trained = {(one.schedule, one.zero) for one in both}
-    assert trained == set(product(SCHEDULES, range(4)))
+    assert trained == set(product(FLUSHED, range(4)))
 
 
 def _usual_cases() -> Iterator[tuple[str, str]]:

@@ -225,6 +225,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "zero": _zero,
     "zero group": lambda _: {"dp": 4, "zero_group": 2},
     "schedule": _schedule,
+    "flush": lambda value: _schedule("2bw") if value == "no" else {},
     "sequence parallel": _split,
     "operators": _by_modules,
     "stages": _stages,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import frameworks
 from costmodel.options.pins import Pins
-from costmodel.schedule.schedules import SCHEDULES
+from costmodel.schedule.schedules import FLUSHED, SCHEDULES
 from costmodel.simulation.question import default_precision, flash_default
 from planner.problem.problem import Objective, Problem
 from planner.problem.space import Space
@@ -48,6 +48,7 @@ def problem(
     objective: Objective = Objective.THROUGHPUT,
     pins: Pins | None = None,
     executable: bool = False,
+    allow_async: bool = False,
 ) -> Problem:
     """A problem of a catalogue model, everything else searched."""
     found, used = model(name), where or on()
@@ -67,6 +68,7 @@ def problem(
         memory_limit_bytes=limit_bytes or used.device.capacity_bytes,
         objective=objective,
         executable=executable,
+        allow_async=allow_async,
     )
 
 
@@ -93,7 +95,7 @@ def all_pins(draw: st.DrawFn, gpus: int = 8) -> Pins:
         dp=degree(1, 2, 4),
         cp=degree(1, 2),
         micro_batch=draw(maybe(1, 2)),
-        schedule=draw(maybe(*SCHEDULES)),
+        schedule=draw(maybe(*FLUSHED)),
         zero=draw(maybe(0, 1, 2, 3)),
         zero_group=draw(maybe(1, 2)),
         sequence_parallel=draw(maybe(True, False)),
@@ -116,7 +118,13 @@ def small_problems(draw: st.DrawFn) -> Problem:
         where=on(draw(clusters), draw(frameworks)),
         objective=draw(st.sampled_from((Objective.THROUGHPUT, Objective.MEMORY))),
         pins=draw(all_pins(gpus)),
+        allow_async=draw(st.booleans()),
     )
+    if posed.allow_async and posed.pins.schedule is not None and gpus > 1:
+        stale = tuple(name for name in SCHEDULES if name not in FLUSHED)
+        posed = replace(
+            posed, pins=replace(posed.pins, schedule=draw(st.sampled_from(stale)))
+        )
     space = Space(problem=posed)
     assume(0 < space.trunks["leaves"].sum() <= MOST_CANDIDATES)
     if draw(st.booleans()):

@@ -418,3 +418,13 @@ def test_our_own_executor_is_given_any_layout_that_it_runs() -> None:
     assert "meshwright execute" in files["torchrun"]["torchrun.sh"]
     with pytest.raises(Unsupported):
         exports(found, ["megatron"])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_our_own_executor_is_told_where_steps_are_not_flushed(schedule: str) -> None:
+    job = model("gpt-350m").job(global_batch=64)
+    choice = Uniform(pp=2, dp=4, zero=0, precision="fp32", schedule=schedule)
+    layout = spell_out(choice, job.graph, 64)
+    found = run_of(job, layout, 8, Options(), {"format": "meshwright/layout"})
+    (script, _) = exports(found, ["torchrun"])["torchrun"].values()
+    assert ("--allow-async" in script) == (schedule == "2bw")

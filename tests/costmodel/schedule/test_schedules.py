@@ -107,6 +107,9 @@ def test_an_unknown_schedule_suggests_a_known_one() -> None:
         (("dualpipe-v", 4, 2, 7), "choose 8 or more"),
         (("chimera", 3, 1, 4), "even pp"),
         (("chimera", 4, 1, 5), "choose 4 or 6"),
+        (("async-1f1b", 1, 1, 4), "pp >= 2"),
+        (("pipemare", 4, 2, 4), "virtual_stages=1"),
+        (("2bw", 4, 1, 3), "choose 4 or more, or the schedule async-1f1b"),
     ],
 )
 def test_impossible_numbers_say_what_to_do(

@@ -14,6 +14,7 @@ from planner.api import plan, solve
 from planner.problem.problem import Problem
 from planner.problem.question import Goal, Posed, pose
 from planner.problem.solution import Status
+from planner.problem.space import Space
 from planner.report.document import bound_document
 from planner.report.tables import proof_words
 from planner.search.registry import search_called
@@ -214,3 +215,16 @@ def test_the_front_door_plans_what_is_carried_out_on_this_machine() -> None:
         assert found.best is not None
         assert found.best.choice.cp <= most
         assert asked is False or not refusals(found.best.choice, free.job)
+
+
+def test_candidates_that_do_not_flush_are_carried_out_too() -> None:
+    pins = Pins(recompute="none")
+    asked = problem(
+        gpus=4, where=local("cpu"), executable=True, allow_async=True, pins=pins
+    )
+    space = Space(problem=asked)
+    leaves = space.leaves(space.branches)
+    choices = [space.choice(leaves, row) for row in range(len(leaves))]
+    assert {"2bw", "pb"} <= {one.schedule for one in choices}
+    for choice in choices:
+        assert not refusals(choice, asked.job), choice

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 
 from costmodel.options.pins import Pins
-from costmodel.schedule.schedules import SCHEDULES
+from costmodel.schedule.schedules import FLUSHED, SCHEDULES
 from planner.api import solve
+from planner.problem.pin_checks import require_consistent
 from planner.problem.problem import Problem
 from planner.problem.solution import EXACT, Solution, Status
 from planner.problem.space import Space
 from planner.problem.table import length
 from planner.search.branch_and_bound import BranchAndBound
 from planner.search.search import Limits
+from profiles.errors import Contradiction
 from tests.support.problems import on, problem, small_problems
 
 
@@ -26,7 +28,7 @@ def solved(posed: Problem) -> Solution:
 def of_each_schedule(posed: Problem) -> dict[str, float]:
     """The value of the plan with each schedule pinned that has any layout."""
     found = {}
-    for name in SCHEDULES:
+    for name in SCHEDULES if posed.allow_async else FLUSHED:
         pinned = replace(posed, pins=replace(posed.pins, schedule=name))
         if length(Space(problem=pinned).trunks):
             found[name] = solved(pinned).value
@@ -59,6 +61,28 @@ def test_a_plan_is_as_good_as_what_it_left_out_before(
     assert found.value <= solved(pinned).value * (1 + EXACT)
     usual = replace(posed, pins=replace(pins, schedule="1f1b"))
     assert found.value < solved(usual).value
+
+
+def test_a_schedule_without_a_flush_is_never_chosen_unasked() -> None:
+    """It would be the fastest here: few micro-batches a step, and no bubble."""
+    pins = Pins(tp=1, pp=8)
+    posed = problem("llama2-7b", 16, global_batch=32, pins=pins)
+    plain, stale = solved(posed), solved(replace(posed, allow_async=True))
+    assert plain.best is not None
+    assert stale.best is not None
+    assert plain.best.choice.schedule in FLUSHED
+    assert stale.best.choice.schedule not in FLUSHED
+    assert stale.value < 0.95 * plain.value
+    assert stale.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("schedule", ["async-1f1b", "2bw", "pipemare", "pb"])
+def test_a_pin_of_one_has_to_be_allowed(schedule: str) -> None:
+    posed = problem(pins=Pins(schedule=schedule))
+    with pytest.raises(Contradiction, match="add --allow-async") as raised:
+        require_consistent(posed)
+    assert raised.value.exit_code == 2
+    require_consistent(replace(posed, allow_async=True))
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])

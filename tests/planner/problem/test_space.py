@@ -21,9 +21,10 @@ from costmodel.layout.strategy import (
     split_layers,
 )
 from costmodel.options.pins import Pins
+from costmodel.schedule.schedules import FLUSHED, flushes
 from costmodel.support.legality import MOST_PASSES, violations
 from costmodel.support.support_table import refusals
-from planner.problem.axes import SEARCHED, Axes
+from planner.problem.axes import Axes
 from planner.problem.problem import Problem
 from planner.problem.space import Space
 from planner.problem.table import divisors, length, take
@@ -65,7 +66,8 @@ def every_legal_choice(posed: Problem) -> set[Uniform]:
     layers = range(1, posed.job.graph.body + 1)
     found = set()
     degrees = [four for four in product(parts, repeat=4) if np.prod(four) == posed.gpus]
-    names = SEARCHED if posed.pins.schedule is None else (posed.pins.schedule,)
+    searched = SCHEDULES if posed.allow_async else FLUSHED
+    names = searched if posed.pins.schedule is None else (posed.pins.schedule,)
     rest = (sizes, names, layers, range(4), parts, (False, True), CP_KINDS)
     for (tp, pp, dp, cp), values in product(degrees, product(*rest)):
         size, schedule, virtual, zero, group, split, kind = values
@@ -104,10 +106,19 @@ def test_the_space_is_every_legal_layout_once(gpus: int, batch: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_is_searched_when_pinned_is_every_legal_layout(name: str) -> None:
     pins = Pins(recompute="none", schedule=name)
-    posed = problem(gpus=4, global_batch=4, pins=pins)
+    posed = problem(gpus=4, global_batch=4, pins=pins, allow_async=not flushes(name))
     found = candidates(posed)
     assert found
     assert set(found) == every_legal_choice(posed)
+
+
+def test_schedules_without_a_flush_are_searched_where_they_are_allowed() -> None:
+    pins = Pins(recompute="none")
+    posed = problem(gpus=4, global_batch=4, pins=pins, allow_async=True)
+    found = candidates(posed)
+    assert len(found) == len(set(found))
+    assert set(found) == every_legal_choice(posed)
+    assert {one.schedule for one in found} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("layers", [3, 5, 7])
