@@ -144,7 +144,7 @@ def designs(found: Estimate, on: Machine, radix: int = RADIX) -> list[Design]:
     island, gpus = on.cluster.island, found.layout.gpus
     if gpus <= island.domain:
         raise Contradiction(
-            f"--compare-networks: the {gpus} GPUs are in one domain of "
+            f"--compare-networks: --gpus {gpus} are in one domain of "
             f"{island.domain}, which needs no network; give more --gpus"
         )
     rails = min(island.levels[-1].ports or island.domain, island.domain)
@@ -154,7 +154,7 @@ def designs(found: Estimate, on: Machine, radix: int = RADIX) -> list[Design]:
         "full-bisection": (whole, on.cluster),
         "rail-optimised": (whole, on.cluster),
     }
-    for part in OVERSUBSCRIBED:
+    for part in OVERSUBSCRIBED if nics > radix else ():  # one switch has no core
         where = _joined(on.cluster, part=part)
         made[f"oversubscribed {part}:1"] = (clos(nics, radix, part), where)
     if rails == island.domain:

@@ -133,6 +133,17 @@ def test_what_needs_no_network_and_what_was_measured_are_refused(
     assert "--radix" in refused(capsys, *many, "--compare-networks", "--radix", "8")
 
 
+def test_one_switch_has_no_core_to_oversubscribe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ("--model", "gpt-tiny", "--gpus", "16", "--compare-networks")
+    for radix, expected in {"16": 0, "8": 2}.items():
+        found = answered(capsys, *small, "--radix", radix)
+        names = [one["name"] for one in found["network_designs"]["networks"]]
+        assert sum("oversubscribed" in name for name in names) == expected
+        assert "full-bisection" in names
+
+
 def test_a_larger_radix_never_takes_more_switches() -> None:
     counts = [clos(4096, radix).switches for radix in (32, 64, 128, 256)]
     assert all(more >= fewer for more, fewer in pairwise(counts))
