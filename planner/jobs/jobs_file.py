@@ -24,7 +24,7 @@ class Entry:
     model: str
     name: str | None = None
     tokens: float | None = None
-    steps: int | None = None
+    steps: int | float | None = None
     seq_len: int | None = None
     global_batch: int | None = None
     deadline_h: float | None = None
@@ -32,8 +32,10 @@ class Entry:
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.steps is None):
+            has = "neither tokens nor" if self.tokens is None else "both tokens and"
             raise InvalidSpec(
-                f"job {shown(self.name or self.model)} has tokens or steps, one of them"
+                f"job {shown(self.name or self.model)} has {has} steps; give one of "
+                "them"
             )
         for key in ("tokens", "steps", "seq_len", "global_batch", "deadline_h"):
             value = getattr(self, key)

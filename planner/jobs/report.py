@@ -36,7 +36,7 @@ def document(
                 {
                     "name": one.name,
                     "gpus": one.last - one.first + 1,
-                    "ranks": f"{one.first}-{one.last}",
+                    "ranks": _ranks(one),
                     "start_s": one.start_s,
                     "end_s": one.end_s,
                 }
@@ -46,6 +46,10 @@ def document(
         "alternatives": [_policy(one) for one in found[1:]],
         "infeasible": None,
     }
+
+
+def _ranks(bar: Bar) -> str:
+    return f"{bar.first}" + f"-{bar.last}" * (bar.last > bar.first)
 
 
 def _job(job: Job) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def table_rows(jobs: Sequence[Job], best: Policy) -> Iterator[list[str]]:
         yield [
             name,
             f"{first.last - first.first + 1:,}",
-            "in turn" if many else f"{first.first}-{first.last}",
+            "in turn" if many else _ranks(first),
             format_seconds(first.start_s) if first.start_s else "0",
             format_seconds(best.ends_s[name]),
             _drawn(bars, best.makespan_s),

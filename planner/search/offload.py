@@ -302,7 +302,8 @@ class _Shares:
             self.lower = queue.least
         columns = self.space.leaves(table)
         kept, here = _priced_offload(problem, columns)
-        rows = np.flatnonzero((kept < value) & (here > problem.memory_limit_bytes))
+        large = (here > problem.memory_limit_bytes) & (here < inf)  # inf: no host room
+        rows = np.flatnonzero((kept < value) & large)
         if not len(rows):
             return None
         columns, kept, here = columns.take(rows), kept[rows], here[rows]

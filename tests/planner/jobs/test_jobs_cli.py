@@ -80,6 +80,15 @@ def test_json_says_the_same_as_toml(
     assert one == same
 
 
+def test_steps_may_be_written_as_tokens_are(
+    capsys: pytest.CaptureFixture[str], two: Path
+) -> None:
+    two.write_text(TWO.replace("steps = 100", "steps = 1e2"))
+    found = shared(capsys, str(two), "--gpus", "1")
+    assert found["jobs"][0]["steps"] == 100
+    assert {one["ranks"] for one in found["schedule"]["jobs"]} == {"0"}
+
+
 def test_a_table_and_a_page_show_the_schedule(
     capsys: pytest.CaptureFixture[str], two: Path, tmp_path: Path
 ) -> None:
@@ -126,11 +135,11 @@ def test_h10_six_billion_parameters_on_a_commodity_gpu(
     [
         ("[[jobs]\n", (), "is no TOML"),
         ("jobs = []\n", (), "has 0 jobs; give 1 to 200"),
-        ('[[jobs]]\nmodel = "gpt-125m"\n', (), "has tokens or steps, one of them"),
+        ('[[jobs]]\nmodel = "gpt-125m"\n', (), "has neither tokens nor steps; give"),
         (
             '[[jobs]]\nmodel = "gpt-125m"\nsteps = 1\ntokens = 5.0\n',
             (),
-            "has tokens or steps, one of them",
+            "has both tokens and steps; give one of them",
         ),
         ('[[jobs]]\nmodel = "gpt-125m"\nstep = 1\n', (), "did you mean steps?"),
         ('[[jobs]]\nmodel = "gpt-125n"\nsteps = 1\n', (), "gpt-125m"),
@@ -166,12 +175,13 @@ def test_a_wrong_question_is_one_line_and_exit_2(
     assert caught.out == ""
 
 
+@pytest.mark.parametrize("offload", ["none", "auto"])
 def test_what_fits_nowhere_is_a_no(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    offload: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "jobs.toml"
     file.write_text('[[jobs]]\nmodel = "gpt-1t"\nsteps = 1\n')
-    argv = ["--jobs", str(file), "--gpus", "1", "--offload", "none", "--json"]
+    argv = ["--jobs", str(file), "--gpus", "1", "--offload", offload, "--json"]
     assert main(argv, prog="plan") == 1
     caught = capsys.readouterr()
     document = json.loads(caught.out)
