@@ -111,6 +111,8 @@ def _drawn(one: Curves) -> figure:
         most = max((y for _, y in places), default=1.0)
         more["y_range"] = Range1d(start=0, end=1.08 * most or 1.0)
     made = blank(one.name, one.x_label, one.y_label, "box_zoom,reset,save", **more)
+    if one.log_y:
+        made.yaxis.formatter = NumeralTickFormatter(format="0,0.[000000]")
     if ticks:
         made.xaxis.ticker = FixedTicker(ticks=ticks)
         made.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")

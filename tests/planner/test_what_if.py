@@ -69,6 +69,7 @@ def test_a_curve_goes_from_a_node_to_the_largest_cluster(
     sizes = [one["gpus"] for one in json.loads(out)["plans"]]
     assert (sizes[0], sizes[-1]) == (8, 131_072)
     assert "Weak scaling" in page.read_text()
+    assert '"name":"LogTickFormatter"' not in page.read_text()  # says 3.000e+5
 
 
 def test_other_clusters_break_even_where_a_token_costs_the_same(asking: Ask) -> None:
