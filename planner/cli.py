@@ -194,6 +194,7 @@ def _train(
             "--out": wish.out,
             "--report": wish.report,
             "--save-calibration": learning.save_calibration,
+            **wish.what_if.outputs,
             **probe_outputs(around, wish.out),
         },
         (*job.files, *learning.files, *(around.diff or ()), around.source),

@@ -31,7 +31,17 @@ def test_files_are_known_by_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "argv", "name"),
     [
-        (simulate, ("--runs", "FILE", "--report", "FILE"), "runs.csv"),
+        (simulate, ("--runs", "FILE", "--report", "FILE"), "runs.html"),
+        (
+            plan,
+            (*SMALL, "--sweep", "tp=1", "--csv", "FILE", "--plot", "FILE"),
+            "p.html",
+        ),
+        (
+            plan,
+            ("gpt-tiny", "--gpus", "1,2", "--cluster", "FILE", "--csv", "FILE"),
+            "c",
+        ),
         (simulate, ("--model", "FILE", "--gpus", "1", "--out", "FILE"), "m.json"),
         (simulate, ("FILE", "--trace", "FILE"), "layout.json"),
         (simulate, (*SMALL, "--out", "FILE", "--trace", "FILE"), "new.json"),
