@@ -28,6 +28,7 @@ from profiles.commandline import (
     FloatRange,
     IntRange,
     JobOptions,
+    PagePath,
     calibration_options,
     collected,
     command,
@@ -128,7 +129,7 @@ class Wish:
         "[default: megatron]",
     )
     report: Path | None = option(
-        type=FilePath(),
+        type=PagePath(),
         metavar="FILE.html",
         help="Write a page with charts of the layout, or of --runs.",
     )

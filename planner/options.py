@@ -18,6 +18,7 @@ from profiles.commandline import (
     FloatRange,
     Function,
     IntRange,
+    PagePath,
     collected,
     complete_some,
     option,
@@ -147,7 +148,7 @@ class Wish:
         type=FilePath(), metavar="FILE", help="Write the layout file."
     )
     report: Path | None = option(
-        type=FilePath(),
+        type=PagePath(),
         metavar="FILE.html",
         help="Write a page with charts of the plan and its alternatives.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.commandline import FilePath, collected, option, text
+from profiles.commandline import FilePath, PagePath, collected, option, text
 from profiles.errors import Contradiction
 
 
@@ -28,7 +28,7 @@ class SweepOptions:
         type=FilePath(), metavar="FILE", help="With --sweep: also write it as CSV."
     )
     plot: Path | None = option(
-        type=FilePath(),
+        type=PagePath(),
         metavar="FILE.html",
         help="With --sweep: also write a page with charts of it.",
     )

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         FilePath,
         FloatRange,
         IntRange,
+        PagePath,
         counts,
         offload,
         refuse,

@@ -134,6 +134,18 @@ class FilePath(click.Path):
         return super().convert(text(str(value)), param, ctx)
 
 
+class PagePath(FilePath):
+    """Where a page for the browser is written."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        path = super().convert(value, param, ctx)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise refuse(str(value), "must end in .html: it is a page for the browser")
+        return path
+
+
 def some_of(*names: str) -> Any:
     """A comma-separated choice of *names*, or ``none``, in the order of *names*.
 

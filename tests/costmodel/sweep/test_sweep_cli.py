@@ -79,12 +79,15 @@ def test_the_page_holds_charts_and_all_numbers(
 def test_files_of_a_sweep_need_one_and_links_of_islands_are_left(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    file = str(tmp_path / "x.csv")
+    file = str(tmp_path / "x.html")
     assert "--csv is of several answers" in refused(capsys, *ASKED, "--csv", file)
     assert "--plot" in refused(capsys, *ASKED, "--plot", file)
     same = ("--csv", file, "--plot", file)
     assert "--csv" in refused(capsys, *ASKED, "--sweep", "tp=1", *same)
     assert not Path(file).exists()
+    for option in ("--plot", "--report"):
+        said = refused(capsys, *ASKED, option, str(tmp_path / "x.png"))
+        assert "must end in .html" in said
     missing = ("--gpus", "8", "--sweep", "tp=1,2")
     assert "--model" in refused(capsys, *missing)
 
