@@ -33,6 +33,7 @@ def training(
     seconds += 0.0 if evaluated is None else evaluated["days"] * DAY_S
     return {
         "tokens": tokens,
+        "unit": found.job.unit,
         "steps": steps,
         "days": seconds / DAY_S,
         **cost(found, seconds * found.layout.gpus / HOUR_S, run),
@@ -83,12 +84,15 @@ def _evaluation(found: Answer, steps: float, run: RunOptions) -> dict[str, Any] 
 
 def compute(found: Answer, tokens: float) -> dict[str, Any]:
     """Total FLOPs of *tokens* tokens: as Brown et al. (2020) count them for every model
-    of their appendix D, and by the convention of the estimate."""
+    of their appendix D, and by the convention of the estimate. A parameter of an image
+    model works at many places of an image, so the first is None."""
     met = parameters(found.job.spec).active
     own = found.model_flops * tokens / found.job.tokens
     return {
         "parameters": met,
-        "by_parameters": _total(total_compute_flops(met, tokens), BROWN),
+        "by_parameters": _total(total_compute_flops(met, tokens), BROWN)
+        if found.job.unit == "tokens"
+        else None,
         "by_operators": _total(own, str(found.counted)),
     }
 

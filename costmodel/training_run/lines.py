@@ -42,7 +42,7 @@ def _took(training: Mapping[str, Any]) -> str:
     """Days, device-hours, dollars and energy in one line."""
     taken = [f"{_in_full(training[name])} {name}" for name in ("steps", "days")]
     tokens = format_count(training["tokens"])
-    return f"{tokens} tokens: {', '.join(taken + _costs(training))}"
+    return f"{tokens} {training['unit']}: {', '.join(taken + _costs(training))}"
 
 
 def _costs(whole: Mapping[str, Any]) -> list[str]:
@@ -134,6 +134,7 @@ def _compute(compute: Mapping[str, Any]) -> str:
         f"{one['flops']:.3g} FLOPs = {_rounded(one['pf_days'])} PF-days "
         f"({one['convention']})"
         for one in (compute["by_parameters"], compute["by_operators"])
+        if one is not None
     )
 
 

@@ -83,6 +83,11 @@ class Job:
         return "sequences" if self.spec.own_length is None else "images"
 
     @property
+    def unit(self) -> str:
+        """What speed and whole runs count: tokens, else images or samples."""
+        return "tokens" if self.samples == "sequences" else self.samples
+
+    @property
     def step_words(self) -> str:
         """What a step trains on, and how much of it."""
         batch = f"{self.global_batch:,} {self.samples}"

@@ -28,6 +28,21 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
     assert total["by_operators"]["convention"].startswith("megatron")
 
 
+def test_a_run_over_images_counts_images(capsys: pytest.CaptureFixture[str]) -> None:
+    """Convolutions use a parameter at many places: not 6 FLOPs of each an image."""
+    asked = ("--model", "resnet-50", "--gpus", "8", "--tokens", "1e8")
+    found = answered(capsys, *asked)
+    whole = found["training"]
+    assert whole["unit"] == "images"
+    assert whole["compute"]["by_parameters"] is None
+    flops = found["model_tflops_per_gpu"] * 1e12 * 8 * found["step_time_s"] / 256
+    assert whole["compute"]["by_operators"]["flops"] == pytest.approx(1e8 * flops)
+    assert simulate(*asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "100 M images: " in said
+    assert "token" not in said.partition("training")[2]
+
+
 def test_a_small_run_takes_more_than_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
