@@ -473,8 +473,8 @@ def _sweep(
     from costmodel.simulation import priced, resolve
     from costmodel.sweep import (
         CELLS,
-        COLUMNS,
         changed,
+        columns_of,
         csv_text,
         points,
         show_sweep,
@@ -503,7 +503,7 @@ def _sweep(
         write_text(what_if.plot, drawn)
     if what_if.csv is not None:
         write_text(what_if.csv, csv_text(rows, CELLS))
-    show_sweep(rows, COLUMNS, more=_member(calibration), as_json=as_json)
+    show_sweep(rows, columns_of(rows), more=_member(calibration), as_json=as_json)
     if not as_json:
         _show_calibration(calibration)
 

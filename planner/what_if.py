@@ -51,7 +51,7 @@ def answer_sizes(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
         return
     screen = console()
     screen.print(sizes_table(rows, run, scaling))
-    screen.print(sizes_words(rows, run.tokens))
+    screen.print(sizes_words(rows, run))
 
 
 def _curve(planning: Planning, scaling: str) -> list[Sized]:
@@ -103,7 +103,7 @@ def answer_sweep(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
     """The best plan at each point of a sweep."""
     from costmodel.pages import sweep_page
     from costmodel.report import layout_words
-    from costmodel.sweep import CELLS, COLUMNS, csv_text, points, show_sweep
+    from costmodel.sweep import CELLS, columns_of, csv_text, points, show_sweep
     from profiles.files import write_text
 
     asked = list(points(what_if.sweep))
@@ -114,7 +114,10 @@ def answer_sweep(planning: Planning, what_if: SweepOptions, *, as_json: bool) ->
     if what_if.csv is not None:
         write_text(what_if.csv, csv_text(rows, CELLS))
     show_sweep(
-        rows, COLUMNS, as_json=as_json, words=lambda found: layout_words(found.layout)
+        rows,
+        columns_of(rows),
+        as_json=as_json,
+        words=lambda found: layout_words(found.layout),
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from costmodel.pages.curves import MOST_LINES, Curves, curves_page
 from costmodel.simulation import Estimate
-from costmodel.sweep import COLUMNS, dollars_per_mtoken, point_words
+from costmodel.sweep import (
+    COLUMNS,
+    columns_of,
+    counted_in,
+    dollars_per_mtoken,
+    point_words,
+    unit_of,
+)
 from profiles.errors import Infeasible
 
 _FAR: Final = 16  # times: numbers this far apart are drawn logarithmically
@@ -31,10 +38,12 @@ def sweep_page(rows: Rows, asked: str = "A price for each point") -> str:
             nearest=None,
         )
     axis = _axis([point for point, _ in found])
+    unit = unit_of(one for _, one in found)
     charts = [
         made
         for name, (label, read) in _QUANTITIES.items()
-        if (made := _chart(name, label, read, axis, found)) is not None
+        if (made := _chart(name, counted_in(unit, label), read, axis, found))
+        is not None
     ]
     first = found[0][1]
     axes = list(rows[0][0])
@@ -42,7 +51,7 @@ def sweep_page(rows: Rows, asked: str = "A price for each point") -> str:
         f"{first.job.model}: {', '.join(name.replace('_', '-') for name in axes)}",
         f"{asked}: {len(rows):,} points, {len(found):,} with a price.",
         charts,
-        ["point", *COLUMNS, ""],
+        ["point", *columns_of(rows), ""],
         [_line(point, one) for point, one in rows],
     )
 

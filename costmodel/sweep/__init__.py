@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from costmodel.sweep.output import (
         CELLS,
         COLUMNS,
+        columns_of,
+        counted_in,
         csv_text,
         dollars_per_mtoken,
         heading,
         kwh_per_mtoken,
         show_sweep,
+        unit_of,
     )
     from costmodel.sweep.pricing import Found, at, sweep
 

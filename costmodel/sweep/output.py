@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from types import MappingProxyType
 from typing import Any, Final
@@ -49,6 +49,29 @@ COLUMNS: Final[Mapping[str, Callable[[Estimate], str]]] = {
     "fits": lambda found: "yes" if found.fits else "no",
     "$/Mtoken": lambda found: _cents(dollars_per_mtoken(found)),
 }
+
+
+def unit_of(found: Iterable[object]) -> str:
+    """What the estimates count: tokens (also where they differ), images, samples."""
+    units = {one.job.unit for one in found if isinstance(one, Estimate)}
+    return units.pop() if len(units) == 1 else "tokens"
+
+
+def counted_in(unit: str, words: str) -> str:
+    """*words* about tokens, about something else.
+
+    >>> counted_in("images", "tokens/s"), counted_in("images", "$/Mtoken")
+    ('images/s', '$/Mimage')
+    """
+    return words.replace("token", unit.removesuffix("s"))
+
+
+def columns_of(rows: Sequence[Row[Estimate]]) -> dict[str, Callable[[Estimate], str]]:
+    """`COLUMNS`, called by what the models count."""
+    unit = unit_of(found for _, found in rows)
+    return {counted_in(unit, name): write for name, write in COLUMNS.items()}
+
+
 CELLS: Final[Mapping[str, Callable[[Estimate], Any]]] = {
     "step_time_s": lambda found: found.step_time_s,
     "tokens_per_s_per_gpu": lambda found: found.tokens_per_s_per_gpu,

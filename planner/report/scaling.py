@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.options import RunOptions
 from costmodel.simulation import Estimate
+from costmodel.sweep import counted_in, unit_of
 from costmodel.training_run import training
 from planner.analysis import Sized, efficiency
 from planner.problem import short_candidate_words
 from planner.report.document import answer_document, nothing_document, premise_document
-from profiles.units import DAY_S, format_seconds
+from profiles.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,12 +72,13 @@ def sizes_table(
         table.add_column("batch", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
     share = "per GPU" if scaling is None else "of linear"
-    for name in ("step", "tokens/s", "MFU", share):
+    unit = unit_of(row.estimate for row in rows)
+    for name in ("step", f"{unit}/s", "MFU", share):
         table.add_column(name, justify="right", no_wrap=True)
     if tokens is not None:
         table.add_column("days", justify="right", no_wrap=True)
     priced = any(row.estimate and row.estimate.device_cost for row in rows)
-    cost = "dollars" if tokens is not None else "$/Mtoken"
+    cost = "dollars" if tokens is not None else counted_in(unit, "$/Mtoken")
     if priced:
         table.add_column(cost, justify="right", no_wrap=True)
     shares = efficiency(rows)
@@ -104,24 +106,31 @@ def _cells(
         f"{shares[row.gpus]:.0%}",
     ]
     named = run.tokens is not None
-    whole = training(found, run if named else RunOptions(tokens=1e6))
+    whole = _whole(found, run if named else RunOptions(tokens=1e6))
     if named:
-        cells.append(f"{(whole['days'] or 0.0):,.1f}")
-    if priced and whole["dollars"] is not None:
+        cells.append("never" if whole["days"] is None else f"{whole['days']:,.1f}")
+    if priced and whole.get("dollars") is not None:
         cells.append(f"{whole['dollars']:,.{0 if named else 3}f}")
     return cells
 
 
-def sizes_words(rows: Sequence[Sized], tokens: float | None) -> str:
+def _whole(found: Estimate, run: RunOptions) -> dict[str, Any]:
+    """Days and cost of a run, with failures where they are known."""
+    whole = training(found, run)
+    lost: dict[str, Any] | None = whole["failures"]
+    return lost or whole
+
+
+def sizes_words(rows: Sequence[Sized], run: RunOptions) -> str:
     """Which number of GPUs is fastest, and which gets most out of each GPU."""
     found = {row.gpus: row.estimate for row in rows if row.estimate}
     fastest = max(found, key=lambda gpus: _rate(found[gpus], gpus))
     shares = efficiency(rows)
     thriftiest = max(shares, key=lambda gpus: shares[gpus])
     words = f"fastest: {fastest:,} GPUs"
-    if tokens is not None:
-        seconds = tokens / _rate(found[fastest], fastest)
-        words += f" ({seconds / DAY_S:,.1f} days)"
+    if run.tokens is not None:
+        days = _whole(found[fastest], run)["days"]
+        words += "" if days is None else f" ({days:,.1f} days)"
     return f"{words}; most from each GPU (the cheapest): {thriftiest:,}"
 
 
@@ -136,14 +145,15 @@ def sizes_page(rows: Sequence[Sized], scaling: str | None) -> str:
     best = max(shares, key=lambda gpus: shares[gpus])
     each = dict(found)[best].tokens_per_s_per_gpu
     kind = "" if scaling is None else f"{scaling.capitalize()} scaling: "
+    unit = unit_of(one for _, one in found)
     speeds = [(gpus, _rate(one, gpus)) for gpus, one in found]
     linear = [(gpus, each * gpus) for gpus, _ in found]
     charts = [
         Curves(
             name="speed",
-            title="Tokens per second",
+            title=f"{unit.capitalize()} per second",
             x_label="GPUs",
-            y_label="tokens/s",
+            y_label=f"{unit}/s",
             lines={"planned": speeds},
             dashed={f"as on {best:,} GPUs": linear},
             log_x=True,
@@ -158,7 +168,7 @@ def sizes_page(rows: Sequence[Sized], scaling: str | None) -> str:
             log_x=True,
         ),
     ]
-    heads = ["GPUs", "sequences", "layout", "step", "tokens/s", "MFU", "of linear"]
+    heads = ["GPUs", "batch", "layout", "step", f"{unit}/s", "MFU", "of linear"]
     return curves_page(
         f"{kind}{least.job.model} on {first:,} to {found[-1][0]:,} × {least.device}",
         "The best plan for each number of GPUs.",

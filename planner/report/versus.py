@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from costmodel.report import layout_words
-from costmodel.sweep import dollars_per_mtoken, heading, kwh_per_mtoken
+from costmodel.sweep import (
+    counted_in,
+    dollars_per_mtoken,
+    heading,
+    kwh_per_mtoken,
+    unit_of,
+)
 from planner.analysis import Rival
 from profiles.units import format_seconds
 
@@ -22,8 +28,9 @@ def versus_table(found: Sequence[Rival], tokens: float | None) -> Table:
     table.add_column("cluster", no_wrap=True)
     names = ["step", "tokens/s/GPU", "speed", "$/GPU-h", "even at"]
     names += ["$/Mtoken", "kWh/Mtoken", *([] if tokens is None else ["days"])]
+    unit = unit_of(one.found for one in found)
     for name in names:
-        table.add_column(heading(name), justify="right", no_wrap=True)
+        table.add_column(heading(counted_in(unit, name)), justify="right", no_wrap=True)
     for one in found:
         if one.found is None:
             table.add_row(one.cluster, "none")
@@ -55,6 +62,8 @@ def versus_layouts(found: Sequence[Rival]) -> Iterator[tuple[str, str]]:
 def versus_words(found: Sequence[Rival]) -> list[str]:
     """What each of the others is worth, in a sentence."""
     first, *others = found
+    unit = unit_of(one.found for one in found)
+    a_token = f"{'an' if unit == 'images' else 'a'} {unit.removesuffix('s')}"
     said = []
     for one in others:
         if one.faster is None:
@@ -65,7 +74,7 @@ def versus_words(found: Sequence[Rival]) -> list[str]:
             said.append(f"{worth}; its price is not known (--sweep device-price)")
             continue
         said.append(
-            f"{worth}: below {one.break_even:,.2f} USD it makes a token cheaper"
+            f"{worth}: below {one.break_even:,.2f} USD it makes {a_token} cheaper"
         )
     return said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -70,6 +71,36 @@ def test_a_curve_goes_from_a_node_to_the_largest_cluster(
     assert (sizes[0], sizes[-1]) == (8, 131_072)
     assert "Weak scaling" in page.read_text()
     assert '"name":"LogTickFormatter"' not in page.read_text()  # says 3.000e+5
+
+
+def test_the_table_and_the_sentence_say_one_time(asking: Ask) -> None:
+    run = ("--tokens", "1e13", "--eval-interval", "1", "--eval-iters", "1000")
+    days = set()
+    for failures in ((), ("--mtbf", "1")):
+        code, out, err = asking("gpt-tiny", "--gpus", "8,16", *run, *failures)
+        assert code == 0, err
+        said = re.search(r"fastest: ([\d,]+) GPUs \(([\d,.]+) days\)", out)
+        assert said is not None
+        (row,) = re.findall(rf"^ +{said[1]} .*", out, re.M)
+        assert said[2] in row.split()
+        days.add(said[2])
+    assert len(days) == 2  # failures count
+    never = asking("gpt-tiny", "--gpus", "8,16", *run, "--mtbf", "1e-5")[1]
+    assert "never" in never
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("--gpus", "1,2"), ("--gpus", "1", "--sweep", "zero=0"), ("--versus", "dgx-h100")],
+    ids=lambda asked: asked[-2],
+)
+def test_image_models_count_images(asking: Ask, asked: tuple[str, ...]) -> None:
+    gpus = () if "--gpus" in asked else ("--gpus", "1")
+    code, out, err = asking("resnet-50", *gpus, "--global-batch", "8", *asked)
+    assert code == 0, err
+    assert "images/" in out
+    assert "Mimage" in out
+    assert "token" not in out
 
 
 def test_other_clusters_break_even_where_a_token_costs_the_same(asking: Ask) -> None:
