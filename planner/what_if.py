@@ -129,7 +129,7 @@ def answer_versus(
     from planner.analysis import rivals
     from planner.report import versus_layouts, versus_table, versus_words
 
-    asked, tokens = planning.asked, planning.wish.around.run.tokens
+    asked, run = planning.asked, planning.wish.around.run
     if asked.profile is not None:
         raise Contradiction(
             "--versus compares clusters of the catalogue or of files; leave --profile "
@@ -147,10 +147,10 @@ def answer_versus(
         raise InvalidQuestion(f"no cluster has a plan: {found[0]}")
     _write_versus(what_if, rows)
     if as_json:
-        emit_json({"versus": [one.document(tokens) for one in compared]})
+        emit_json({"versus": [one.document(run) for one in compared]})
         return
     screen = console()
-    screen.print(versus_table(compared, tokens))
+    screen.print(versus_table(compared, run))
     screen.print()
     screen.print(pairs_table(versus_layouts(compared)))
     screen.print()

@@ -6,7 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.training_run.batch_ramp import BatchRamp, Ramped, ramped
-    from costmodel.training_run.document import training
+    from costmodel.training_run.document import training, whole_run
     from costmodel.training_run.failures import RESTART_S
     from costmodel.training_run.goodput import FailureModel
     from costmodel.training_run.lines import training_rows

@@ -46,6 +46,14 @@ def training(
     }
 
 
+def whole_run(found: Answer, run: RunOptions) -> dict[str, Any]:
+    """Days and cost of the tokens of *run*, with failures where they are known; then
+    `days` is None where they leave no time to train, and the cost is left out."""
+    whole = training(found, run)
+    lost: dict[str, Any] | None = whole["failures"]
+    return lost or whole
+
+
 def _failures(found: Answer, seconds: float, run: RunOptions) -> dict[str, Any] | None:
     """With what they cost, spare nodes among it."""
     lost = failures(found, seconds, run)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from costmodel.options import RunOptions
-from costmodel.training_run import training
+from costmodel.training_run import whole_run
 from planner.analysis.scaling import Sized, plans
 from planner.problem import Posed, Problem, Solution
 from planner.search import Limits
@@ -177,8 +177,7 @@ class Sizing:
         if row.estimate is None:
             self.reason = row.reason
             return None
-        whole = training(row.estimate, self.wanted.run)
-        whole = whole["failures"] or whole
+        whole = whole_run(row.estimate, self.wanted.run)
         if whole["days"] is None:
             self.reason = "failures leave no time to train"
             return None

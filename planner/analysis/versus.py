@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from costmodel.options import RunOptions
 from costmodel.simulation import Estimate
 from costmodel.sweep import dollars_per_mtoken, kwh_per_mtoken
-from profiles.units import DAY_S
+from costmodel.training_run import whole_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,14 @@ class Rival:
         price = None if self.first is None else self.first.device_cost
         return None if price is None or self.faster is None else price * self.faster
 
-    def days(self, tokens: float | None) -> float | None:
-        """To train so many."""
-        if tokens is None or self.found is None:
+    def days(self, run: RunOptions) -> float | None:
+        """To train its tokens; None where failures leave no time to."""
+        if run.tokens is None or self.found is None:
             return None
-        rate = self.found.tokens_per_s_per_gpu * self.found.layout.gpus
-        return tokens / rate / DAY_S
+        days: float | None = whole_run(self.found, run)["days"]
+        return days
 
-    def document(self, tokens: float | None) -> dict[str, Any]:
+    def document(self, run: RunOptions) -> dict[str, Any]:
         found = self.found
         return {
             "cluster": self.cluster,
@@ -55,7 +56,7 @@ class Rival:
             "kwh_per_mtoken": found and kwh_per_mtoken(found),
             "device_dollars_per_h": found and found.device_cost,
             "break_even_dollars_per_h": self.break_even,
-            "days": self.days(tokens),
+            "days": self.days(run),
         }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.options import RunOptions
 from costmodel.simulation import Estimate
 from costmodel.sweep import counted_in, unit_of
-from costmodel.training_run import training
+from costmodel.training_run import training, whole_run
 from planner.analysis import Sized, efficiency
 from planner.problem import short_candidate_words
 from planner.report.document import answer_document, nothing_document, premise_document
@@ -106,19 +106,12 @@ def _cells(
         f"{shares[row.gpus]:.0%}",
     ]
     named = run.tokens is not None
-    whole = _whole(found, run if named else RunOptions(tokens=1e6))
+    whole = whole_run(found, run if named else RunOptions(tokens=1e6))
     if named:
         cells.append("never" if whole["days"] is None else f"{whole['days']:,.1f}")
     if priced and whole.get("dollars") is not None:
         cells.append(f"{whole['dollars']:,.{0 if named else 3}f}")
     return cells
-
-
-def _whole(found: Estimate, run: RunOptions) -> dict[str, Any]:
-    """Days and cost of a run, with failures where they are known."""
-    whole = training(found, run)
-    lost: dict[str, Any] | None = whole["failures"]
-    return lost or whole
 
 
 def sizes_words(rows: Sequence[Sized], run: RunOptions) -> str:
@@ -129,7 +122,7 @@ def sizes_words(rows: Sequence[Sized], run: RunOptions) -> str:
     thriftiest = max(shares, key=lambda gpus: shares[gpus])
     words = f"fastest: {fastest:,} GPUs"
     if run.tokens is not None:
-        days = _whole(found[fastest], run)["days"]
+        days = whole_run(found[fastest], run)["days"]
         words += "" if days is None else f" ({days:,.1f} days)"
     return f"{words}; most from each GPU (the cheapest): {thriftiest:,}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from costmodel.options import RunOptions
 from costmodel.report import layout_words
 from costmodel.sweep import (
     counted_in,
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def versus_table(found: Sequence[Rival], tokens: float | None) -> Table:
+def versus_table(found: Sequence[Rival], run: RunOptions) -> Table:
     """One line a cluster."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("cluster", no_wrap=True)
     names = ["step", "tokens/s/GPU", "speed", "$/GPU-h", "even at"]
-    names += ["$/Mtoken", "kWh/Mtoken", *([] if tokens is None else ["days"])]
+    names += ["$/Mtoken", "kWh/Mtoken", *([] if run.tokens is None else ["days"])]
     unit = unit_of(one.found for one in found)
     for name in names:
         table.add_column(heading(counted_in(unit, name)), justify="right", no_wrap=True)
@@ -35,7 +36,7 @@ def versus_table(found: Sequence[Rival], tokens: float | None) -> Table:
         if one.found is None:
             table.add_row(one.cluster, "none")
             continue
-        days = one.days(tokens)
+        days = one.days(run)
         table.add_row(
             one.cluster,
             format_seconds(one.found.step_time_s),
@@ -45,7 +46,7 @@ def versus_table(found: Sequence[Rival], tokens: float | None) -> Table:
             _number(one.break_even, 2),
             _number(dollars_per_mtoken(one.found), 3),
             _number(kwh_per_mtoken(one.found), 4),
-            *([] if days is None else [_number(days, 1)]),
+            *(["never" if days is None else f"{days:,.1f}"] if run.tokens else []),
         )
     return table
 

@@ -89,6 +89,17 @@ def test_the_table_and_the_sentence_say_one_time(asking: Ask) -> None:
     assert "never" in never
 
 
+def test_a_run_on_other_clusters_counts_what_is_asked(asking: Ask) -> None:
+    asked = (*TINY, "--versus", "dgx-h100", "--tokens", "1e12", "--json")
+    days = []
+    for more in ((), ("--mtbf", "5"), ("--mtbf", "1e-5")):
+        code, out, err = asking(*asked, *more)
+        assert code == 0, err
+        days.append(json.loads(out)["versus"][1]["days"])
+    assert days[0] < days[1]
+    assert days[2] is None
+
+
 @pytest.mark.parametrize(
     "asked",
     [("--gpus", "1,2"), ("--gpus", "1", "--sweep", "zero=0"), ("--versus", "dgx-h100")],
