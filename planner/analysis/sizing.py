@@ -204,9 +204,13 @@ class Sizing:
         fastest = min(known, key=lambda one: one.days)
         dollars = [one for one in known if one.dollars is not None]
         cheapest = min(dollars, key=lambda one: one.dollars or 0.0, default=None)
-        said = f"{fastest.gpus:,} GPUs take {fastest.days:,.1f} days"
+        parts = []
+        if self.wanted.days is not None:
+            parts.append(f"fastest: --gpus {fastest.gpus}, {fastest.days:,.3g} days")
         if cheapest is not None and self.wanted.budget is not None:
-            said += f"; {cheapest.gpus:,} cost {cheapest.dollars:,.0f} dollars"
+            cost = f"{cheapest.dollars:,.0f} dollars"
+            parts.append(f"cheapest: --gpus {cheapest.gpus}, {cost}")
+        said = "; ".join(parts)
         return Infeasible(
             f"no number of GPUs tried trains {self.wanted.words}; {said}",
             constraint="time" if self.wanted.budget is None else "budget",

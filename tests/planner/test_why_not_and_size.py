@@ -115,7 +115,11 @@ def test_failures_count_where_they_are_known(ask: Ask) -> None:
         ("--days 3 --tokens 1B --gpus 8,16", 2, "leave one out"),
         ("--days 0 --tokens 1B", 2, "must be a number > 0"),
         ("--budget 10 --tokens 1B --cluster mi300x-8x", 2, "no price is known"),
-        ("--budget 1 --tokens 1T --tp 1 --pp 1 --cluster p4d.24xlarge", 1, "dollars"),
+        (
+            "--budget 1 --tokens 1T --tp 1 --pp 1 --cluster p4d.24xlarge",
+            1,
+            "; cheapest: --gpus 1, ",
+        ),
         ("--days 1 --tokens 1T --tp 3 --cluster cpu", 1, "does not divide"),
         ("--gpus 8 --why-not tp", 2, "write OPTION=VALUE"),
         ("--gpus 8,16 --why-not tp=2", 2, "about one plan"),
