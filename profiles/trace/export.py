@@ -45,7 +45,7 @@ def exported(module: nn.Module, example: Example, reference: str) -> ExportedPro
                 dynamic_shapes=named,
                 strict=False,
             )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unsupported(_refusal(reference, error)) from error
 
 
