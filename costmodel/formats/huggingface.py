@@ -21,6 +21,7 @@ from costmodel.options import Pins
 from costmodel.support import capabilities
 from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, Unsupported
+from profiles.models import ModuleSpec
 
 ACCELERATE: Final = "accelerate.yaml"
 TRAINER: Final = "training_arguments.json"
@@ -97,6 +98,11 @@ def write_accelerate(run: Run) -> Written:
         f"The batch, sequences of {run.job.seq_len} tokens and {run.job.optimizer} are "
         "the training script's to say."
     )
+    if kind == FSDP and isinstance(run.job.spec, ModuleSpec):
+        about += (
+            "\nA module without _no_split_modules also needs, in fsdp_config, the "
+            "classes of its layers:\nfsdp_transformer_layer_cls_to_wrap: Block"
+        )
     files[ACCELERATE] = yaml_text(found, about)
     command = (
         "accelerate",

@@ -16,6 +16,7 @@ from costmodel.formats.setup import Run
 from costmodel.formats.text import Written, continued, json_text, yaml_text
 from costmodel.schedule import flushes
 from costmodel.support import require_supported
+from profiles.models import ModuleSpec
 
 LAYOUT: Final = "layout.json"
 IMAGE: Final = "IMAGE"  # the user's own
@@ -26,6 +27,9 @@ def write_torchrun(run: Run) -> Written:
     """A line that runs this layout by our own executor, and the layout file."""
     require_supported(run.layout, run.job)
     command = ("meshwright", "execute", LAYOUT, "--data", "synthetic", "--steps", "100")
+    spec = run.job.spec
+    # A file decides nothing that is imported; this script is what the user asked for.
+    module = ("--model", spec.module) if isinstance(spec, ModuleSpec) else ()
     late = () if flushes(run.layout.schedule) else ("--allow-async",)
     several: tuple[str, ...] = ()
     if run.nodes > 1:
@@ -36,7 +40,7 @@ def write_torchrun(run: Run) -> Written:
             f"# {run.words}",
             "# Run it on every node, with MASTER_ADDR set; --data names your file.",
             "set -euo pipefail",
-            continued((*command, *late, *several)),
+            continued((*command, *module, *late, *several)),
         ]
     )
     files = {"torchrun.sh": text + "\n", LAYOUT: json_text(dict(run.document))}

@@ -18,6 +18,7 @@ from costmodel.formats import (
 from costmodel.formats.launchers import write_kubernetes, write_slurm, write_torchrun
 from costmodel.formats.setup import Run
 from costmodel.formats.text import Written
+from costmodel.layout import AS_IT_IS
 from costmodel.support import capabilities
 from profiles.errors import Contradiction, InvalidQuestion, UnknownName, Unsupported
 from profiles.files import require_folder, write_text
@@ -68,6 +69,12 @@ def exports(run: Run, targets: Iterable[str]) -> dict[str, dict[str, str]]:
 def _written(run: Run, name: str) -> Written:
     wrapper, inner = _parts(name)
     target = TARGETS[inner]
+    if inner != ALONE and run.options.compress_gradients not in (None, AS_IT_IS):
+        raise Unsupported(
+            f"--export {name}: its files do not say that gradients are sent as "
+            f"{run.options.compress_gradients}; leave --compress-gradients out, or "
+            f"export {ALONE}"
+        )
     if target.framework is not None:
         lacks = capabilities(target.framework).lacks(run.layout, run.job)
         if lacks:

@@ -19,14 +19,15 @@ import numpy as np
 
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import extent, parameters
-from profiles.errors import InvalidSpec
+from profiles.errors import Contradiction, InvalidSpec
 from profiles.hardware import Format, Precision
-from profiles.models import Block, ModelGraph, Operator
+from profiles.models import Block, Job, ModelGraph, Operator
 
 RULE: Final = "choose none, bf16, powersgd:RANK or 1bit[:WARMUP_STEPS]"
 WARM_UP: Final = 100  # steps of 1-bit Adam that send whole gradients, if nobody says
 LEAST_GAIN: Final = 2  # times that a matrix must shrink (PyTorch: min_compression_rate)
 MOST: Final = 10**6
+ADAM: Final = ("adam", "adamw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,28 @@ class GradientCompression:
             raise InvalidSpec(f"--compress-gradients {text} lacks its rank: {RULE}")
         usual = WARM_UP if kind == "1bit" else 0
         return cls(kind=kind, number=int(number or usual))
+
+    def require(self, job: Job, *, zero: int, away: bool, copies: int) -> None:
+        """Raise Contradiction where gradients of *job* are not all-reduced so: sharded,
+        with states *away* from the device, or of several *copies* of a stage."""
+        asked = f"--compress-gradients {self.kind}"
+        if zero or away:
+            held = f"ZeRO {zero}" if zero else "states that are offloaded"
+            raise Contradiction(
+                f"{asked} is of gradients that are all-reduced, those of ZeRO 0, and "
+                f"the layout has {held}; plan with --zero 0, and without --offload of "
+                "states"
+            )
+        if job.has_experts or copies > 1:
+            raise Contradiction(
+                f"{asked}: experts, and schedules of two copies, sum their gradients "
+                "over groups of their own; leave it out"
+            )
+        if self.kind == "1bit" and job.optimizer not in ADAM:
+            raise Contradiction(
+                f"{asked} is 1-bit Adam, not {job.optimizer}; plan with --optimizer "
+                "adamw"
+            )
 
     def shrinks(self, rows: Any, columns: Any) -> Any:
         """Whether powersgd takes a matrix of so many."""

@@ -483,8 +483,8 @@ def _of_stale(layout: Layout, job: Job) -> Iterator[str]:
     )
     yield (
         f"{layout.schedule} does not flush: gradients are made with weights that are "
-        f"{late:.3g} updates old on {where}; what that does to convergence is not "
-        "priced"
+        f"{late:.3g} update{'' if late == 1 else 's'} old on {where}; what that does "
+        "to convergence is not priced"
     )
     if any(
         {"embedding", "head"} <= {one for one, _ in each} for each in job.graph.tied

@@ -35,7 +35,7 @@ from costmodel.machine import (
 )
 from costmodel.operators import GradientCompression
 from costmodel.options import OVERLAPS, Pins, cuts_products
-from costmodel.schedule import SCHEDULES
+from costmodel.schedule import SCHEDULES, schedule_called
 from costmodel.stages import placed
 from costmodel.support import (
     default_precisions,
@@ -151,16 +151,13 @@ def with_compressed_gradients(
 ) -> Machine:
     """*where*, all-reducing gradients as *text* says.
 
-    Raises Contradiction where nothing is all-reduced, InvalidSpec for another word.
+    Raises Contradiction where they are not, InvalidSpec for another word.
     """
     how = GradientCompression.parse(text)
     if how.kind == AS_IT_IS:
         return where
-    if choice.zero:
-        raise Contradiction(
-            f"--compress-gradients {text} is of gradients that are all-reduced, those "
-            f"of --zero 0, not {choice.zero}"
-        )
+    copies = schedule_called(choice.schedule).copies
+    how.require(job, zero=choice.zero, away=choice.offload.states, copies=copies)
     rules = precision_called(choice.precision, gradient=choice.gradient_format)
     share = how.share(job.graph, choice.tp, rules)
     own = replace(where.framework.gradients, compressed=share)

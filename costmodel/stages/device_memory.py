@@ -176,7 +176,7 @@ class Process:
 
     def communicator_bytes(self, parallel: DataParallel) -> Array:
         """Bytes of communicators where a job is cut as *parallel* says."""
-        ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
+        ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp * parallel.copies
         return communicator_bytes(self.device, self.ranks, one_group=ways == 1)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from profiles.errors import UnknownName
+from profiles.errors import InvalidQuestion, UnknownName
 from profiles.files import decode, names_a_file, read_json, shown
 from profiles.models.configs import parse_config
 from profiles.models.families import remembered
@@ -56,6 +56,11 @@ def model(name_or_path: str) -> Model:
         return _read(Path(name_or_path))
     if is_reference(name_or_path):
         return module_model(remembered(name_or_path))
+    if ":" in name_or_path:
+        raise InvalidQuestion(
+            f"--model {name_or_path}: a module of your own is named "
+            "package.module:factory, such as mine.models:unet"
+        )
     raise UnknownName("model", name_or_path, {*entries, *aliases})
 
 

@@ -42,6 +42,10 @@ class DataDependent(Exception):
         self.node = node
 
 
+class Untrainable(Exception):
+    """Nothing that the module gives has a gradient."""
+
+
 @dataclass(slots=True)
 class Kept:
     """A storage that autograd keeps: of a value (`of`), or a node's own."""
@@ -303,14 +307,17 @@ class _Run:
         )
 
     def _backward(self, made: Any) -> bool:
-        """From the loss: a number that the module gives, or the mean of squares."""
+        """From the loss: a number that the module gives, or the mean of squares.
+
+        Raises Untrainable where neither has a gradient.
+        """
         leaves = [
             one
             for one in tree_leaves(made)
             if isinstance(one, Tensor) and one.is_floating_point() and one.requires_grad
         ]
         if not leaves:
-            return False
+            raise Untrainable
         scalars = [one for one in leaves if one.numel() == 1 and one.ndim == 0]
         self.counting.current = Seen()
         self.counting.of_backward = self.owners

@@ -45,7 +45,7 @@ def exported(module: nn.Module, example: Example, reference: str) -> ExportedPro
                 dynamic_shapes=named,
                 strict=False,
             )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unsupported(_refusal(reference, error)) from error
 
 
@@ -62,7 +62,7 @@ def _by_name(module: nn.Module, shapes: tuple[Any, ...]) -> dict[str, Any]:
     return found
 
 
-def _refusal(reference: str, error: Exception) -> str:
+def _refusal(reference: str, error: BaseException) -> str:
     said = " ".join(str(error).strip().split()) or type(error).__name__
     where = users_line(error.__traceback__) or "its forward"
     if isinstance(error, GuardOnDataDependentSymNode) or any(

@@ -134,7 +134,7 @@ def _found(reference: str) -> Any:
                     "in the folder that holds it, or put that on PYTHONPATH"
                 ) from None
             raise InvalidSpec(f"importing {name} failed: {_told(error)}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidSpec(f"importing {name} failed: {_told(error)}") from error
     if not hasattr(module, attribute):
         functions = [one for one in vars(module) if callable(vars(module)[one])]
@@ -158,11 +158,11 @@ def _called(reference: str, factory: Any, *, meta: bool) -> Any:
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise InvalidSpec(f"{reference} failed: {_told(error)}") from error
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InvalidSpec(f"{reference} failed: {_told(error)}") from error
         try:
             return factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidSpec(f"{reference} failed: {_told(error)}") from error
 
 
@@ -180,7 +180,7 @@ def _example(
         try:
             with device:
                 given = given()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidSpec(
                 f"example_inputs() of {reference} failed: {_told(error)}"
             ) from error

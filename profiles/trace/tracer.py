@@ -14,7 +14,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from profiles.errors import Unsupported
-from profiles.trace.evaluate import DataDependent, Evaluation, Seen, evaluated
+from profiles.trace.evaluate import (
+    DataDependent,
+    Evaluation,
+    Seen,
+    Untrainable,
+    evaluated,
+)
 from profiles.trace.export import depends_on_numbers, exported
 from profiles.trace.factory import Example, module_of
 from profiles.trace.huggingface import as_in_training
@@ -49,6 +55,11 @@ def traced(
     except DataDependent as error:
         where = _line(error.node) or "its forward"
         raise Unsupported(depends_on_numbers(name, where)) from error
+    except Untrainable as error:
+        raise Unsupported(
+            f"nothing that {name} gives can be trained: let its forward return a loss, "
+            "or a floating-point tensor that depends on parameters with a gradient"
+        ) from error
     parameters = _parameters(module)
     made = _Assembly(program, few, more, parameters)
     found = Trace(

@@ -329,6 +329,23 @@ def raises() -> nn.Module:
     raise ValueError("no weights here")
 
 
+def leaves() -> nn.Module:
+    raise SystemExit(3)
+
+
+class Places(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.argmax(self.scores(x), dim=-1)
+
+
+def gives_places() -> tuple[nn.Module, Tensor]:
+    return Places(), torch.randn(1, 4)
+
+
 class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:

@@ -260,6 +260,31 @@ def test_what_a_target_cannot_express_is_refused_with_the_reason(
         exports(run(choice), [target])
 
 
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "torchrun"])
+def test_compressed_gradients_are_in_no_other_file_than_ours(target: str) -> None:
+    replicas = Uniform(dp=16, zero=0, precision="amp-bf16")
+    with pytest.raises(Unsupported, match="sent as powersgd:4"):
+        exports(run(replicas, "llama3-8b", compress_gradients="powersgd:4"), [target])
+
+
+def test_the_script_of_a_module_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its layout file does, and no file decides what is imported."""
+    named = ("--model", "tests.support.user_modules:odd")
+    asked = (
+        *named,
+        "--gpus",
+        "2",
+        "--export",
+        "torchrun",
+        "--export-to",
+        str(tmp_path),
+    )
+    files = answered_with_notes(capsys, *asked)["exports"]["torchrun"]
+    assert " ".join(named) in files["torchrun.sh"]
+
+
 def test_the_names_of_targets_are_those_of_the_options() -> None:
     assert (*TARGETS, *WRAPPERS) == options.TARGETS
     with pytest.raises(UnknownName, match="megatron"):

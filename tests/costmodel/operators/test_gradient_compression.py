@@ -72,3 +72,21 @@ def test_the_command_prices_less(capsys: pytest.CaptureFixture[str]) -> None:
     assert seconds["bf16"] > seconds["powersgd:4"]
     line = refused(capsys, *ASKED, "--zero", "1", "--compress-gradients", "bf16")
     assert "--zero 0" in line
+
+
+@pytest.mark.parametrize(
+    ("how", "given", "said"),
+    [
+        ("1bit", ("--optimizer", "sgd"), "is 1-bit Adam, not sgd"),
+        ("bf16", ("--pp", "2", "--schedule", "chimera"), "of two copies"),
+        ("bf16", ("--offload", "optimizer"), "offloaded"),
+        ("bf16", ("--model", "mixtral-8x7b"), "experts"),
+    ],
+)
+def test_what_is_not_trained_so_is_not_priced(
+    how: str, given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*ASKED, "--zero", "0", "--compress-gradients", how, *given]
+    if "--model" in given:
+        del asked[asked.index("--model") : asked.index("--model") + 2]
+    assert said in refused(capsys, *asked)

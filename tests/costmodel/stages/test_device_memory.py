@@ -34,6 +34,7 @@ COPIES = Footprint(fp16_gradients="half-then-fp32", step_bytes=8)
 def held(activations_gib: float, habits: Footprint = COPIES, **changes: Any) -> Memory:
     """A rank's memory: 1 GiB parameters in fp16, two replicas."""
     ways = {"tp": 1, "cp": 1, "dp": 2, "zero": 1, "zero_group": 2, "pp": 1}
+    ways["copies"] = 1
     named = {name: np.asarray(changes.pop(name, ways[name])) for name in ways}
     return memory(
         PeakContents(
@@ -164,6 +165,8 @@ def test_data_parallelism_alone_has_the_communicator_of_the_whole_job() -> None:
         alone, beside = held(1, zero=zero), held(1, zero=zero, tp=2)
         assert float(alone.communication) == ONE_COMMUNICATOR_BYTES
         assert float(beside.communication) > 2 * ONE_COMMUNICATOR_BYTES
+    facing = held(1, pp=1, copies=2)  # two pipelines over the same two ranks: chimera
+    assert float(facing.communication) > 2 * ONE_COMMUNICATOR_BYTES
     v100 = device("v100-sxm-32gb")  # few channels, whatever the groups
     alone, beside = held(1, device=v100), held(1, tp=2, device=v100)
     assert float(alone.communication) == float(beside.communication)

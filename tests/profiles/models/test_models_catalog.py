@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import (
     InvalidFile,
+    InvalidQuestion,
     InvalidSpec,
     MeshwrightError,
     UnknownName,
@@ -152,6 +153,11 @@ def test_specs_that_are_not_priced_yet_hold_their_shapes() -> None:
 def test_names_are_found_in_any_case_and_by_alias() -> None:
     assert model("GPT-39B") is model("gpt-39.1b") is model("gpt-39b")
     assert model("llama3.3-70b").spec == model("llama3-70b").spec
+
+
+def test_a_module_without_a_factory_is_told_how_it_is_named() -> None:
+    with pytest.raises(InvalidQuestion, match=r"package\.module:factory"):
+        model("mine.models:")
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:

@@ -13,6 +13,8 @@ WRONG: list[tuple[str, type[MeshwrightError], str]] = [
     ("NOT_A_FACTORY", InvalidSpec, "of type int, not a function"),
     ("no_module", InvalidSpec, "must return an nn.Module"),
     ("no_inputs", InvalidSpec, "example_inputs()"),
+    ("leaves", InvalidSpec, r"SystemExit: 3 \(user_modules.py, line"),
+    ("gives_places", Unsupported, "can be trained: let its forward return a loss"),
     ("raises", InvalidSpec, r"ValueError: no weights here \(user_modules.py, line"),
     ("branches", Unsupported, r"user_modules.py, line \d+, in forward .* numbers in a"),
     ("selects", Unsupported, r"user_modules.py, line \d+, in forward .* numbers in a"),
