@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from costmodel.layout.strategy import Uniform
-from costmodel.schedule.schedules import SCHEDULES, schedule_called
+from costmodel.schedule import SCHEDULES, flushes, schedule_called
 from tests.support.matrix import Seen
 from tests.support.priced import unlike_priced
 from tests.support.training_cases import EXPERTS, choice_of
@@ -79,7 +79,7 @@ def kinds() -> dict[str, Is]:
         "experts": lambda row: row.family in EXPERTS,
         "over ep ranks": lambda row: row.choice.ep > 1,
         **{f"ZeRO-{level}": _sharded(level) for level in LEVELS},
-        **{schedule: _scheduled(schedule) for schedule in SCHEDULES},
+        **{name: _scheduled(name) for name in SCHEDULES if flushes(name)},
         "split backwards": lambda row: (
             row.choice.pp > 1 and schedule_called(row.choice.schedule).splits
         ),

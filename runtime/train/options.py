@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from costmodel.schedule import schedule_called
 from profiles.commandline import (
     Choice,
     FilePath,
@@ -342,6 +341,8 @@ def require_allowed(
     """Raise Contradiction for a layout whose steps are not flushed, unless that is
     allowed and everything else goes with it. It was *priced* with gradients that are
     compressed so."""
+    from costmodel.schedule import schedule_called  # NumPy: completion does without
+
     stale = schedule_called(layout.schedule).stale
     remedy = options.training.stale_gradients
     if stale is None:

@@ -127,8 +127,9 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--trace", "trace.json"),
     ("--memory-snapshot", "step.pickle"),
     ("--compare", "traces"),
-    ("--tokens", "1e9"),
-    ("--rampup-batch-size", "8", "8", "1000"),
+    ("--compare-dtr", "0.5"),
+    ("--compress-activations", "8"),
+    ("--compress-gradients", "bf16"),
     ("--out", "layout.json"),
     ("--runs", "runs.csv"),
     ("--report", "page.html"),
@@ -142,6 +143,12 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--calibrate", "runs.csv"),
     ("--calibration", "kept.json"),
     ("--save-calibration", "kept.json"),
+)
+OF_A_RUN = (
+    *("--tokens", "--rampup-batch-size", "--eval-interval", "--eval-iters", "--mtbf"),
+    *("--recovery", "--restart-time", "--save-interval", "--storage-bandwidth"),
+    *("--spare-nodes", "--repair-time", "--step-jitter", "--monte-carlo", "--pue"),
+    "--carbon-intensity",
 )
 
 
@@ -157,6 +164,11 @@ def test_what_is_of_training_is_refused(
     assert "--sweep" in said.err  # which inference takes
 
 
+def test_so_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(*ASKED, "--tokens", "1e9", "--mtbf", "1000") == 2
+    assert "--inference does not take --tokens" in capsys.readouterr().err
+
+
 def test_every_option_is_taken_or_refused() -> None:
     both = {"--json", "--version", "--inference", "--details", "--config"}
     flags = {
@@ -166,7 +178,8 @@ def test_every_option_is_taken_or_refused() -> None:
     }
     taken = {f"--{name.replace('_', '-')}" for name in (*TAKEN, *OWN)}
     over = {"--sweep", "--csv", "--plot"}
-    assert flags - taken - both - over == {options[0] for options in OF_TRAINING}
+    of_training = {options[0] for options in OF_TRAINING} | {*OF_A_RUN}
+    assert flags - taken - both - over == of_training
 
 
 def test_a_sweep_over_links_is_written_as_csv(

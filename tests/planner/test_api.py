@@ -129,7 +129,8 @@ def test_the_faster_layout_is_said_with_its_odds(
         other["probability_fits"] == other["estimate"]["interval"]["probability_fits"]
     )
     assert found["bound"]["probability"] == 0.999
-    assert command.run([*argv, "--global-batch", "64", "--top", "0"]) == 0
+    more = ("--top", "0", "--details")
+    assert command.run([*argv, "--global-batch", "64", *more]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{other['faster']:.1%} faster, if " in said
     assert f"(probability {odds:.0%})" in said
