@@ -64,7 +64,8 @@ class Around:
         metavar="FILE",
         help="What a present configuration costs, and what this plan would change: "
         "Megatron's arguments, DeepSpeed's, torchtitan's or Hugging Face's "
-        "configuration, or a layout file. Options say what it does not.",
+        "configuration, a recipe of NeMo or Colossal-AI, a Slurm script, a Kubernetes "
+        "manifest, or a layout file. Options say what it does not.",
     )
     why_not: tuple[str, ...] = option(
         default=(),
