@@ -92,7 +92,7 @@ class Wish:
         type=FilePath(),
         metavar="FILE",
         help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
-        "torchtitan's or Hugging Face's configuration, a recipe of NeMo or Colossal-AI, "
+        "torchtitan's or Hugging Face's configuration, NeMo's or Colossal-AI's Python, "
         "a Slurm script or Kubernetes manifest. Options say what it does not.",
     )
     compares: bool = option(

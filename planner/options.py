@@ -64,7 +64,7 @@ class Around:
         metavar="FILE",
         help="What a present configuration costs, and what this plan would change: "
         "Megatron's arguments, DeepSpeed's, torchtitan's or Hugging Face's "
-        "configuration, a recipe of NeMo or Colossal-AI, a Slurm script, a Kubernetes "
+        "configuration, NeMo's or Colossal-AI's Python, a Slurm script, a Kubernetes "
         "manifest, or a layout file. Options say what it does not.",
     )
     why_not: tuple[str, ...] = option(

@@ -369,6 +369,7 @@ CODE: Final = {  # names that stand for a value
         for name in ("flash", "fused", "unfused", "local", "auto")
     },
 }
+SETS: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 CONDITIONS: Final = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 SPELLED: Final = {one: key for key, one in NAMES.items() if one is not None} | {
     "bucket_size": "ddp-bucket-size",
@@ -399,13 +400,16 @@ class _Said(Fields):
     def __init__(self, nodes: Mapping[str, ast.expr | None], what: str) -> None:
         found = {name: _literal(node) for name, node in nodes.items()}
         super().__init__(found, what)
-        self.lines = {name: getattr(node, "lineno", 0) for name, node in nodes.items()}
+        self.places = {
+            name: f"line {getattr(node, 'lineno', 0)}: {name}"
+            for name, node in nodes.items()
+        }
 
     def raw(self, name: str) -> Any:
         found = super().raw(name)
         if isinstance(found, _Computed):
             raise InvalidFile(
-                f"{self.what}: line {self.lines[name]}: {name} is computed or set "
+                f"{self.what}: {self.places[name]} is computed, or set elsewhere or "
                 "under a condition, and Python is not run; write its value there"
             )
         return found
@@ -416,7 +420,7 @@ class _Said(Fields):
         for name, value in self.values.items():
             if name not in OTHERWISE:
                 key = SPELLED.get(name, name.replace("_", "-"))
-                again.values[key], again.lines[key] = value, self.lines[name]
+                again.values[key], again.places[key] = value, self.places[name]
         return again
 
 
@@ -463,7 +467,9 @@ def read_python(text: str, what: str, gpus: int | None) -> Foreign:
             f"{', '.join(PLUGINS)} (Colossal-AI); it has them in lines: {lines}"
         )
     if _name(calls[0]) == PROVIDER:
-        return _read_nemo(_Recipe.of(_scope(nodes, tree, calls[0]), what), gpus)
+        recipe = _Recipe.of(_scope(nodes, tree, calls[0]), what)
+        recipe.add_others(nodes)
+        return _read_nemo(recipe, gpus)
     again = any(_name(one) == "gradient_checkpointing_enable" for one in called)
     conditional = calls[0] in _under_conditions(tree)
     fields = _Said(dict(_keywords(calls[0], what, conditional=conditional)), what)
@@ -518,6 +524,7 @@ class _Recipe:
 
     what: str
     sections: dict[str, dict[str, ast.expr | None]] = field(default_factory=dict)
+    nodes: set[ast.AST] = field(default_factory=set)  # that set them
 
     @classmethod
     def of(cls, scope: ast.AST, what: str) -> _Recipe:
@@ -529,21 +536,27 @@ class _Recipe:
             if isinstance(node, ast.Call) and _name(node) in SECTIONS:
                 words = _keywords(node, what, conditional=node in unsure)
                 found._of(SECTIONS[_name(node)]).update(words)
-            elif isinstance(node, ast.Assign | ast.AugAssign):
-                plain = isinstance(node, ast.Assign) and node not in unsure
+            elif isinstance(node, SETS):
+                plain = node not in unsure and not isinstance(node, ast.AugAssign)
                 value = node.value if plain else ast.Name(id="?", lineno=node.lineno)
-                several = (
-                    node.targets if isinstance(node, ast.Assign) else [node.target]
-                )
-                for target in several:
-                    found._set(_chain(target), value, aliases)
+                for names in _targets(node):
+                    found._set(names, value, aliases)
+                found.nodes.add(node)
         return found
+
+    def add_others(self, nodes: list[ast.AST]) -> None:
+        """What is set elsewhere in the file: in which order is not known."""
+        for node in nodes:
+            if isinstance(node, SETS) and node not in self.nodes:
+                for names in _targets(node):
+                    if len(names) == 3 and names[1] in SECTIONS.values():
+                        self._set(names, ast.Name(id="?", lineno=node.lineno), {})
 
     def _of(self, section: str) -> dict[str, ast.expr | None]:
         return self.sections.setdefault(section, {})
 
     def _set(
-        self, names: tuple[str, ...], value: ast.expr, aliases: dict[str, str]
+        self, names: tuple[str, ...], value: ast.expr | None, aliases: dict[str, str]
     ) -> None:
         if len(names) == 1 and isinstance(value, ast.Call):
             section = SECTIONS.get(_name(value))
@@ -560,6 +573,11 @@ class _Recipe:
         for section in sections:
             found |= self.sections.get(section, {})
         return _Said(found, self.what)
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[tuple[str, ...]]:
+    several = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [_chain(target) for target in several]
 
 
 def _width(node: Any) -> int:

@@ -46,6 +46,7 @@ FILES = {
     "torchrun": "torchrun.sh",
     "slurm": "slurm.sbatch",
     "slurm:megatron": "slurm.sbatch",
+    "slurm:megatron-deepspeed": "slurm.sbatch",
     "kubernetes": "trainjob.yaml",
     "kubernetes:megatron": "pytorchjob.yaml",
 }
@@ -58,10 +59,11 @@ MODELS = {
     "accelerate": (DENSE,),
     "trainer": (DENSE,),
     "nemo": (DENSE, WIDE, SPARSE),
-    "colossalai": (DENSE,),
+    "colossalai": (DENSE, SPARSE),
     "torchrun": (DENSE, WIDE),
     "slurm": (DENSE, WIDE),
     "slurm:megatron": (DENSE, SPARSE),
+    "slurm:megatron-deepspeed": (DENSE,),
     "kubernetes": (DENSE, WIDE),
     "kubernetes:megatron": (DENSE, SPARSE),
 }

@@ -405,7 +405,7 @@ spec:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[bash, -c]", "{}", "a list of text"),
+        ("[bash, -c]", "{a: b}", "a list of text"),
         ("args", "more", "no command"),
         ("command: [bash, -c]\n    args:", "other:", "has no command, which"),
         ("gpu: 4", "gpu: 8", "2 nodes × 8 processes = 16"),
@@ -468,20 +468,20 @@ def test_a_plugin_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (RECIPE.replace("size=2, global", "size=N * 2, global"), "line 14: micro_batch"),
-        (RECIPE.replace("pipeline_model_parallel_size = 4", "x = 1; "
-                        "model.pipeline_model_parallel_size = args.pp"), "line 10"),
-        (RECIPE.replace("    model.pipe", "    if big:\n        model.pipe"), "line 11"),
+        (RECIPE.replace("batch_size=2", "batch_size=N * 2"), "line 13: micro_batch"),
+        (RECIPE.replace("_size = 4", "_size = args.pp"), "line 10: pipeline_model"),
+        (RECIPE.replace("    model.p", "    if big:\n        model.p"), "line 11"),
+        (f"{RECIPE}\ncfg.model.num_layers = 4", "line 16: num_layers is computed"),
         (RECIPE.replace("num_layers=24,", "**shape,"), "line 5"),
         (RECIPE.replace("bf16_mixed()", "own()"), "mixed_precision own"),
-        (RECIPE + RECIPE, "lines: 5, 21"),
+        (RECIPE + RECIPE, "lines: 5, 19"),
         (RECIPE.replace("F.silu", "F.gelu"), "gated gelu"),
         ("import os", "lines: none"),
         ("def f(:", "not whole Python, line 1"),
         ("(" * 5000, "not whole Python"),
         (PLUGIN.replace("=2,", "=world // 2,", 1), "line 1: tp_size is computed"),
         (PLUGIN.replace("zero_stage=1", "pp_style='gpipe'"), "pp_style gpipe"),
-        (f"if zero:\n  {PLUGIN}", "line 2: tp_size is computed or set under"),
+        (f"if zero:\n  {PLUGIN}", "line 2: tp_size is computed, or"),
     ],
 )  # fmt: skip
 def test_python_that_is_not_plain_is_refused(
