@@ -93,7 +93,8 @@ class Wish:
         type=FilePath(),
         metavar="FILE",
         help="Price a file of another framework: Megatron's arguments, DeepSpeed's, "
-        "torchtitan's or Hugging Face's configuration. Options say what it does not.",
+        "torchtitan's or Hugging Face's configuration, NeMo's or Colossal-AI's Python, "
+        "a Slurm script or Kubernetes manifest. Options say what it does not.",
     )
     compares: bool = option(
         default=False,

@@ -65,7 +65,8 @@ class Around:
         metavar="FILE",
         help="What a present configuration costs, and what this plan would change: "
         "Megatron's arguments, DeepSpeed's, torchtitan's or Hugging Face's "
-        "configuration, or a layout file. Options say what it does not.",
+        "configuration, NeMo's or Colossal-AI's Python, a Slurm script, a Kubernetes "
+        "manifest, or a layout file. Options say what it does not.",
     )
     why_not: tuple[str, ...] = option(
         default=(),

@@ -111,6 +111,9 @@ def present(
     if is_layout_file(file):
         return _of_ours(file, without_defaults(job), calibration)
     foreign = read_foreign(file, job.gpus)
+    if foreign.layout is not None:
+        started = _of_ours(foreign.layout, without_defaults(job), calibration)
+        return replace(started, file=file)
     job = without_defaults(job, foreign.says)
     pins = without_defaults(pins, foreign.says)
     asked, held = foreign.question(job, pins)

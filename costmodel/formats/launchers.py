@@ -5,22 +5,30 @@ slurm         sbatch, with one task a node; of our own executor or another targe
               command (`slurm:megatron`)
 kubernetes    the Kubeflow trainer: TrainJob (trainer.kubeflow.org/v1alpha1, version 2)
               and PyTorchJob (kubeflow.org/v1, the training operator); likewise
+
+A manifest is read as the script that it runs on each pod.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any, Final
 
+from costmodel.formats.fields import Fields
 from costmodel.formats.setup import Run
+from costmodel.formats.shell import Script, read_script
 from costmodel.formats.text import Written, continued, json_text, yaml_text
 from costmodel.schedule import flushes
 from costmodel.support import require_supported
+from profiles.errors import InvalidFile
 from profiles.models import ModuleSpec
 
 LAYOUT: Final = "layout.json"
 IMAGE: Final = "IMAGE"  # the user's own
 PORT: Final = 29500
+MANIFESTS: Final = ("TrainJob", "PyTorchJob")
+_COUNTED: Final = (None, "auto", "gpu")  # as many processes as a node has GPUs
 
 
 def write_torchrun(run: Run) -> Written:
@@ -195,3 +203,50 @@ def _pytorch_job(run: Run, inner: Written, name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"nprocPerNode": str(run.per_node), "pytorchReplicaSpecs": replicas},
     }
+
+
+def read_manifest(fields: Fields) -> Script:
+    """The script that every pod of one of the MANIFESTS runs, with its nodes and their
+    processes as Slurm's header has them; raises InvalidFile."""
+    spec = fields.section("spec")
+    if fields.word("kind", MANIFESTS) == "TrainJob":
+        pod = spec.section("trainer")
+        nodes, resources = pod.count("numNodes", 1), pod.section("resourcesPerNode")
+        several, name = pod, "numProcPerNode"
+    else:
+        roles = spec.section("pytorchReplicaSpecs")
+        each = [roles.section(role).count("replicas", 1) for role in roles.values]
+        pod = _container(roles.section("Master"))
+        nodes, resources = sum(each), pod.section("resources")
+        several, name = spec, "nprocPerNode"
+    words = [*_words(pod, "command"), *_words(pod, "args")]
+    if not words:
+        raise InvalidFile(
+            f"{fields.what} has no command, which would say what is trained; write "
+            "there what every node runs, such as meshwright execute layout.json"
+        )
+    count = several.raw(name)
+    if count in _COUNTED:
+        several, name = resources.section("limits"), "nvidia.com/gpu"
+    size = several.integer(name)
+    script = read_script(shlex.join(words), fields.what)
+    script.slurm["nodes"] = str(nodes)
+    if size is not None:
+        script.slurm["gpus-per-node"] = str(size)
+    return script
+
+
+def _container(role: Fields) -> Fields:
+    """The first container of a role's pods."""
+    pod = role.section("template").section("spec")
+    several = pod.raw("containers")
+    if not isinstance(several, list) or not several or not isinstance(several[0], dict):
+        raise pod.wrong("containers", "a list of containers")
+    return Fields({str(key): one for key, one in several[0].items()}, pod.what)
+
+
+def _words(pod: Fields, name: str) -> list[str]:
+    found = pod.raw(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise pod.wrong(name, "a list of text")
+    return found

@@ -283,7 +283,9 @@ def _offload(run: Run) -> Arguments:
     return found
 
 
-def read_megatron(fields: Fields, world: int | None) -> Foreign:
+def read_megatron(
+    fields: Fields, world: int | None, framework: str = FRAMEWORK
+) -> Foreign:
     """What arguments of pretrain_gpt.py say; raises InvalidFile and Contradiction."""
     shape, assumed = read_shape(fields, deepspeed=False)
     refuse_other_models(fields)
@@ -300,13 +302,13 @@ def read_megatron(fields: Fields, world: int | None) -> Foreign:
         batch = assumed["global_batch"] = micro * dp  # as Megatron does
     return Foreign(
         format=fields.what,
-        framework=FRAMEWORK,
+        framework=framework,
         job=JobOptions(
             gpus=world,
             seq_len=_sequence(fields),
             global_batch=batch,
             optimizer=_read_optimizer(fields),
-            **read_precision(fields),
+            **read_precision(fields, framework),
         ),
         pins=Pins(
             tp=tp,
@@ -322,7 +324,7 @@ def read_megatron(fields: Fields, world: int | None) -> Foreign:
             **_read_offload(fields, shape["layers"]),
             sequence_parallel=fields.switch("sequence-parallel") and tp > 1,
             flash_attention=_read_attention(fields, assumed),
-            **_read_overlap(fields),
+            **_read_overlap(fields, framework),
         ),
         shape=shape,
         lacks={
@@ -386,7 +388,7 @@ def read_precision(fields: Fields, framework: str = FRAMEWORK) -> dict[str, Any]
     if half and brain:
         raise Contradiction(f"{fields.what}: --fp16 and --bf16 exclude each other")
     if not (half or brain):
-        return {"precision": "fp32"}
+        return {"precision": "fp32", "grad_dtype": gradients_of(framework, "fp32")}
     name = "fp16" if half else "bf16"
     if fp4:
         name = "nvfp4"
@@ -574,10 +576,10 @@ def _read_attention(fields: Fields, assumed: dict[str, Any]) -> bool:
     return asked or found not in ("unfused", "local")
 
 
-def _read_overlap(fields: Fields) -> dict[str, Any]:
+def _read_overlap(fields: Fields, framework: str) -> dict[str, Any]:
     size = fields.integer("ddp-bucket-size")
     found = overlap_of(
-        FRAMEWORK,
+        framework,
         grad=fields.switch("overlap-grad-reduce"),
         param=fields.switch("overlap-param-gather"),
         tp=fields.switch("tp-comm-overlap"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from costmodel.formats.fields import Fields
@@ -165,7 +166,8 @@ class Foreign:
     was assumed, left aside, or is not priced.
 
     `shape` has the fields of a model file, and is None where the file names no model;
-    `named` is a catalogue name.
+    `named` is a catalogue name, `layout` a file of our own that is started, which says
+    all of it.
     """
 
     format: str  # in words
@@ -174,6 +176,7 @@ class Foreign:
     pins: Pins = field(default_factory=Pins)
     shape: Mapping[str, Any] | None = None
     named: str | None = None
+    layout: Path | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)  # option → why it is needed
     assumed: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()

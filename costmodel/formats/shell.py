@@ -67,7 +67,7 @@ class Script:
     commands: list[list[str]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     documents: dict[str, str] = field(default_factory=dict)  # here-documents by file
-    slurm: dict[str, str] = field(default_factory=dict)  # `#SBATCH` lines
+    slurm: dict[str, str] = field(default_factory=dict)  # `#SBATCH`, or a manifest's
     branched: set[str] = field(default_factory=set)  # set under a condition
     expanded_so_far: int = 0
 

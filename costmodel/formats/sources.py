@@ -1,8 +1,9 @@
 """`--from`: which format a file is in, and what it says.
 
-By its content: a shell script or a list of arguments (Megatron-LM, Megatron-DeepSpeed),
-JSON (DeepSpeed, accelerate, the Trainer, our own layout file), TOML (torchtitan), YAML
-(accelerate; it needs PyYAML, and reads plain values alone).
+By its content: a shell script or a list of arguments (Megatron-LM, Megatron-DeepSpeed,
+our own `execute`, under Slurm or not), JSON (DeepSpeed, accelerate, the Trainer, our
+own layout file), TOML (torchtitan), YAML (accelerate, Kubernetes; it needs PyYAML, and
+reads plain values alone), Python (NeMo, Colossal-AI), which is never run.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from costmodel.formats.deepspeed import read_deepspeed
 from costmodel.formats.fields import Fields
 from costmodel.formats.huggingface import read_accelerate, read_trainer
+from costmodel.formats.launchers import MANIFESTS, read_manifest
 from costmodel.formats.megatron import read_megatron
 from costmodel.formats.megatron_deepspeed import read_megatron_deepspeed
+from costmodel.formats.python_recipes import read_python
 from costmodel.formats.setup import Foreign
 from costmodel.formats.shell import Script, arguments, read_script
 from costmodel.formats.torchtitan import read_torchtitan
-from profiles.errors import InvalidFile
+from costmodel.simulation import read_layout_file
+from profiles.commandline import JobOptions
+from profiles.errors import Contradiction, InvalidFile
 from profiles.files import names_a_file, read_text, require_package, shown
 
 MOST_BYTES: Final = 256 * 1024  # of a configuration; a script's quotes are looked for
@@ -75,6 +81,8 @@ def read_foreign(path: Path, gpus: int | None = None) -> Foreign:
     """
     text = read_text(path, what="file", most_bytes=MOST_BYTES)
     suffix, called = path.suffix.lower(), shown(path.name)
+    if suffix == ".py":
+        return read_python(text, called, gpus)
     if suffix == ".toml":
         return read_torchtitan(Fields(_toml(text, path), called), gpus)
     if suffix in (".yaml", ".yml"):
@@ -93,6 +101,8 @@ def _of_document(document: Any, path: Path, gpus: int | None) -> Foreign:
     def beside(name: str) -> Fields | None:
         return _beside(path, name)
 
+    if fields.values.get("kind") in MANIFESTS:
+        return _of_script(read_manifest(fields), path, gpus)
     if "distributed_type" in fields or "compute_environment" in fields:
         return read_accelerate(fields, gpus, beside)
     if "output_dir" in fields or "per_device_train_batch_size" in fields:
@@ -104,8 +114,8 @@ def _of_document(document: Any, path: Path, gpus: int | None) -> Foreign:
         return read_torchtitan(fields, gpus)
     raise InvalidFile(
         f"{called} is no format that is read here: DeepSpeed's, accelerate's, the "
-        "Trainer's or torchtitan's configuration, Megatron's arguments, or a layout "
-        "file"
+        "Trainer's or torchtitan's configuration, Megatron's arguments, a manifest of "
+        f"Kubeflow's ({', '.join(MANIFESTS)}), or a layout file"
     )
 
 
@@ -124,8 +134,11 @@ def _beside(path: Path, name: str) -> Fields | None:
     return Fields(document, shown(plain))
 
 
-def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
-    """The command with Megatron's arguments among all of a script's."""
+def _of_script(
+    script: Script, path: Path, gpus: int | None, *, follows: bool = True
+) -> Foreign:
+    """The command with Megatron's arguments among all of a script's, or what it starts;
+    whether it *follows* a script that it starts."""
     options: dict[str, object] = {}
     for _, found in map(arguments, script.commands):
         if sum(name in found for name in _MEGATRON) > sum(
@@ -133,10 +146,7 @@ def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
         ):
             options = found
     if not any(name in options for name in _MEGATRON):
-        raise InvalidFile(
-            f"{script.what} has no command with Megatron's arguments, such as "
-            "--num-layers; give a script that runs pretrain_gpt.py, or its arguments"
-        )
+        return _started(script, path, gpus, follows=follows)
     world = _world(script, options) or gpus
     own = {name: one for name, one in options.items() if name not in _LAUNCH}
     fields = Fields(own, script.what)
@@ -146,6 +156,78 @@ def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
         for word in dict.fromkeys(_open(options))
     )
     return replace(foreign, warnings=(*warnings, *foreign.warnings))
+
+
+def _started(script: Script, path: Path, gpus: int | None, *, follows: bool) -> Foreign:
+    """What the file says that a launcher starts: a layout file of our own, or a script,
+    on as many processes as the launcher says."""
+    named, words = _named(script, follows=follows)
+    nodes, each = _processes(script, arguments(words)[1])
+    file = path.parent / Path(named).name
+    if not file.is_file():
+        raise InvalidFile(
+            f"{script.what} starts {shown(named)}, which is not beside it; put the "
+            "file that it means there, under that name"
+        )
+    if file.suffix == ".json":
+        size = read_layout_file(file).layout.gpus
+        found = Foreign(
+            format=script.what,
+            framework="meshwright",
+            job=JobOptions(gpus=size),
+            layout=file,
+        )
+    else:
+        world = each and each * (nodes or 1)
+        inner = read_script(
+            read_text(file, what="file", most_bytes=MOST_BYTES), shown(file.name)
+        )
+        found = _of_script(inner, file, world or gpus, follows=False)
+    _require_as_many(script.what, (nodes, each), file.name, found.job.gpus)
+    return found
+
+
+def _named(script: Script, *, follows: bool) -> tuple[str, list[str]]:
+    """The layout file after `execute`, else the script after `bash`, and the words of
+    the command; raises InvalidFile where there is neither."""
+    found = None
+    for words in script.commands:
+        for before, word in pairwise([*words, ""]):
+            called = Path(before).name
+            if called == "execute" and not word.endswith(".json"):
+                raise InvalidFile(
+                    f"{script.what} has {shown(word)} after execute, which must be the "
+                    "layout file; write its name there, such as layout.json"
+                )
+            if called == "execute":
+                return word, words
+            if follows and called in ("bash", "sh") and word.endswith(".sh"):
+                found = word, words
+    if found is None:
+        raise InvalidFile(
+            f"{script.what} has no command with Megatron's arguments, such as "
+            "--num-layers, nor one with execute LAYOUT.json; give a script that runs "
+            "pretrain_gpt.py, or its arguments, or one that runs a layout file"
+        )
+    return found
+
+
+def _require_as_many(
+    what: str, counts: tuple[int | None, int | None], file: str, gpus: int | None
+) -> None:
+    """Raise Contradiction where a launcher's nodes × processes are not *gpus*."""
+    nodes, each = counts
+    if gpus is None:
+        return
+    if each is not None and (nodes or 1) * each != gpus:
+        said = f"{nodes or 1} nodes × {each} processes = {(nodes or 1) * each}"
+    elif nodes is not None and gpus % nodes:
+        said = f"{nodes} nodes"
+    else:
+        return
+    raise Contradiction(
+        f"{what} starts {said}, and {shown(file)} is of {gpus} GPUs; make them the same"
+    )
 
 
 def _megatron(script: Script, fields: Fields, path: Path, world: int | None) -> Foreign:
@@ -198,17 +280,23 @@ _LAUNCH: Final = (
 def _world(script: Script, options: Mapping[str, object]) -> int | None:
     """Processes: nodes times those of a node, as a launcher is told; None where it is
     not."""
+    nodes, each = _processes(script, options)
+    each = each or Fields(script.slurm, script.what).integer("ntasks-per-node")
+    return each and each * (nodes or 1)
+
+
+def _processes(
+    script: Script, options: Mapping[str, object]
+) -> tuple[int | None, int | None]:
+    """Nodes, and processes of a node; None for what a launcher is not told."""
     each = _first(script, options, ("nproc_per_node", "nproc-per-node", "num_gpus"))
     nodes = _first(script, options, ("nnodes", "num_nodes"))
     header = Fields(script.slurm, script.what)
     if nodes is None:
         nodes = header.integer("nodes")
     if each is None:
-        each = header.integer("gpus-per-node") or header.integer("ntasks-per-node")
-        each = each or _gres(header)
-    if each is None:
-        return None
-    return each * (nodes or 1)
+        each = header.integer("gpus-per-node") or _gres(header)
+    return nodes, each
 
 
 def _gres(header: Fields) -> int | None:

@@ -19,6 +19,11 @@ from costmodel.layout.layout import Layout
 from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.options import Pins
+from costmodel.simulation.layout_files import (
+    job_of,
+    layout_document,
+    read_layout_file,
+)
 from costmodel.simulation.question import resolve
 from costmodel.simulation.serialization import Options
 from costmodel.support.legality import violations
@@ -36,6 +41,14 @@ FILES = {
     "torchtitan": "torchtitan.toml",
     "accelerate": "accelerate.yaml",
     "trainer": "training_arguments.json",
+    "nemo": "nemo_recipe.py",
+    "colossalai": "colossalai_plugin.py",
+    "torchrun": "torchrun.sh",
+    "slurm": "slurm.sbatch",
+    "slurm:megatron": "slurm.sbatch",
+    "slurm:megatron-deepspeed": "slurm.sbatch",
+    "kubernetes": "trainjob.yaml",
+    "kubernetes:megatron": "pytorchjob.yaml",
 }
 DENSE, WIDE, SPARSE = "gpt-350m", "llama3-8b", "mixtral-8x7b"
 MODELS = {
@@ -45,12 +58,21 @@ MODELS = {
     "torchtitan": (WIDE,),
     "accelerate": (DENSE,),
     "trainer": (DENSE,),
+    "nemo": (DENSE, WIDE, SPARSE),
+    "colossalai": (DENSE, SPARSE),
+    "torchrun": (DENSE, WIDE),
+    "slurm": (DENSE, WIDE),
+    "slurm:megatron": (DENSE, SPARSE),
+    "slurm:megatron-deepspeed": (DENSE,),
+    "kubernetes": (DENSE, WIDE),
+    "kubernetes:megatron": (DENSE, SPARSE),
 }
 # What each file leaves to others: the model, or the sizes of the batch.
 BESIDE = {
     "deepspeed": ("model", "seq_len"),
     "accelerate": ("model", "seq_len", "global_batch", "micro_batch"),
     "trainer": ("model", "seq_len"),
+    "colossalai": ("model", "seq_len", "global_batch", "micro_batch"),
 }
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "amp-bf16")
 RECOMPUTES = (
@@ -129,7 +151,8 @@ def cuts(job: Job, stages: int) -> st.SearchStrategy[tuple[int, ...] | None]:
 def exported(target: str, job: Job, layout: Layout) -> tuple[Run, Mapping[str, str]]:
     """Its files, where the target says the layout at all."""
     try:
-        run = run_of(job, layout, 8, Options(), {})
+        document = layout_document(job, ON.name, layout)
+        run = run_of(job, layout, 8, Options(), document)
         return run, exports(run, [target])[target]
     except Unsupported:
         assume(False)
@@ -152,6 +175,9 @@ def read_back(target: str, files: Mapping[str, str], run: Run) -> tuple[Job, Lay
         for name, text in files.items():
             Path(folder, name).write_text(text, encoding="utf-8")
         foreign = read_foreign(Path(folder, FILES[target]), run.gpus)
+        if foreign.layout is not None:
+            own = read_layout_file(foreign.layout)
+            return job_of(own), own.layout
         job, held = foreign.question(asked, pins)
         trained = foreign.model(asked.model)
     question = resolve(trained, ON, replace(job, model=None), held)
@@ -167,8 +193,8 @@ def read_back(target: str, files: Mapping[str, str], run: Run) -> tuple[Job, Lay
 )
 @pytest.mark.parametrize("target", FILES)
 def test_what_is_exported_is_read_back_as_it_was(target: str) -> None:
-    if target == "accelerate":
-        pytest.importorskip("yaml", reason="PyYAML reads accelerate's files")
+    if FILES[target].endswith(".yaml"):
+        pytest.importorskip("yaml", reason="PyYAML reads YAML")
     seen = 0
 
     @settings(

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from costmodel.formats.commands import present
 from costmodel.formats.setup import run_of
 from costmodel.formats.sources import read_foreign
 from costmodel.formats.targets import exports
 from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.options import Pins
+from costmodel.simulation.layout_files import read_layout_file, write_layout
 from costmodel.simulation.serialization import Options
+from profiles.commandline import JobOptions
 from profiles.errors import (
     Contradiction,
     InvalidFile,
@@ -346,6 +350,147 @@ def test_other_folders_are_not_looked_in(tmp_path: Path) -> None:
         read_foreign(path, 8)
 
 
+LAUNCH = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun meshwright execute "
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Path:
+    """A layout file of 8 GPUs."""
+    job = model("gpt-350m").job(global_batch=64)
+    found = spell_out(Uniform(tp=2, dp=4, zero_group=4), job.graph, 64)
+    path = tmp_path / "layout.json"
+    write_layout(path, job, "dgx-a100-80gb", found)
+    return path
+
+
+@pytest.mark.usefixtures("layout")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LAUNCH.replace("=2", "=4") + "layout.json", "4 nodes × 4 processes = 16.*8"),
+        ("meshwright execute layout.json --nnodes 3", "3 nodes.*8"),
+        (LAUNCH + "other.json", "other.json, which is not beside it"),
+        (LAUNCH + "$LAYOUT", "must be the layout file"),
+        ("bash torchrun.sh", "torchrun.sh, which is not beside it"),
+        ("bash args.sh", "no command"),
+    ],
+)
+def test_launchers_that_start_something_else_are_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises((InvalidFile, Contradiction), match=said):
+        read_foreign(written(tmp_path, text))
+
+
+def test_a_launcher_is_priced_as_the_layout_that_it_starts(
+    tmp_path: Path, layout: Path
+) -> None:
+    found = present(written(tmp_path, LAUNCH + "layout.json"), JobOptions(), Pins())
+    assert found.pricing.estimate.layout == read_layout_file(layout).layout
+    assert found.file.name == "args.sh"
+
+
+TRAIN_JOB = """
+kind: TrainJob
+spec:
+  trainer:
+    numNodes: 2
+    numProcPerNode: auto
+    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
+    command: [bash, -c]
+    args: ["cd /config && exec meshwright execute /config/layout.json"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[bash, -c]", "{a: b}", "a list of text"),
+        ("args", "more", "no command"),
+        ("command: [bash, -c]\n    args:", "other:", "has no command, which"),
+        ("gpu: 4", "gpu: 8", "2 nodes × 8 processes = 16"),
+        ("numNodes: 2", "numNodes: two", "numNodes"),
+        ("kind: TrainJob", "kind: Deployment", "TrainJob, PyTorchJob"),
+    ],
+)
+def test_manifests(tmp_path: Path, layout: Path, old: str, new: str, said: str) -> None:
+    pytest.importorskip("yaml", reason="PyYAML reads YAML")
+    assert read_foreign(written(tmp_path, TRAIN_JOB, "job.yaml")).layout == layout
+    wrong = written(tmp_path, TRAIN_JOB.replace(old, new), "job.yaml")
+    with pytest.raises((InvalidFile, Contradiction), match=said):
+        read_foreign(wrong)
+
+
+def test_the_package_that_reads_manifests_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match=r"yaml.*pip install 'meshwright\[yaml\]'"):
+        read_foreign(written(tmp_path, TRAIN_JOB, "job.yaml"))
+
+
+RECIPE = """
+def pretrain_config():
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=True)
+    ddp.overlap_grad_reduce = True
+    model = GPTModelProvider(
+        num_layers=24, hidden_size=1024, num_attention_heads=16, num_query_groups=4,
+        vocab_size=32000, seq_length=2048, tensor_model_parallel_size=2,
+        gated_linear_unit=True, activation_func=F.silu, add_bias_linear=False,
+    )
+    model.pipeline_model_parallel_size = 4
+    return ConfigContainer(
+        model=model, ddp=ddp, mixed_precision=bf16_mixed(),
+        train=TrainingConfig(micro_batch_size=2, global_batch_size=64, eval_iters=N),
+    )
+"""
+PLUGIN = "plugin = HybridParallelPlugin(tp_size=2, pp_size=2, zero_stage=1)"
+
+
+def test_a_recipe_of_one_s_own(tmp_path: Path) -> None:
+    found = read_foreign(written(tmp_path, RECIPE, "recipe.py"), 16)
+    assert (found.framework, found.job.precision) == ("megatron-bridge", "bf16")
+    assert (found.pins.tp, found.pins.pp, found.pins.dp) == (2, 4, 2)
+    assert (found.pins.zero, found.pins.micro_batch) == (1, 2)
+    assert found.shape is not None
+    assert (found.shape["kv_heads"], found.shape["ffn_hidden"]) == (4, 4096)
+    assert found.ignored == ("eval_iters",)
+
+
+def test_a_plugin_of_one_s_own(tmp_path: Path) -> None:
+    script = f"{PLUGIN}\nmodel.gradient_checkpointing_enable()\n"
+    found = read_foreign(written(tmp_path, script, "train.py"), 16)
+    assert (found.framework, found.job.precision) == ("colossal-ai", "fp16")
+    assert (found.pins.tp, found.pins.pp, found.pins.dp) == (2, 2, 4)
+    assert found.pins.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RECIPE.replace("batch_size=2", "batch_size=N * 2"), "line 13: micro_batch"),
+        (RECIPE.replace("_size = 4", "_size = args.pp"), "line 10: pipeline_model"),
+        (RECIPE.replace("    model.p", "    if big:\n        model.p"), "line 11"),
+        (f"{RECIPE}\ncfg.model.num_layers = 4", "line 16: num_layers is computed"),
+        (RECIPE.replace("num_layers=24,", "**shape,"), "line 5"),
+        (RECIPE.replace("bf16_mixed()", "own()"), "mixed_precision own"),
+        (RECIPE + RECIPE, "lines: 5, 19"),
+        (RECIPE.replace("F.silu", "F.gelu"), "gated gelu"),
+        ("import os", "lines: none"),
+        ("def f(:", "not whole Python, line 1"),
+        ("(" * 5000, "not whole Python"),
+        (PLUGIN.replace("=2,", "=world // 2,", 1), "line 1: tp_size is computed"),
+        (PLUGIN.replace("zero_stage=1", "pp_style='gpipe'"), "pp_style gpipe"),
+        (f"if zero:\n  {PLUGIN}", "line 2: tp_size is computed, or"),
+    ],
+)  # fmt: skip
+def test_python_that_is_not_plain_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises((InvalidFile, Unsupported), match=said):
+        read_foreign(written(tmp_path, text, "recipe.py"), 16)
+
+
 EDITS = st.lists(
     st.tuples(
         st.integers(0, 10_000),
@@ -358,12 +503,19 @@ EDITS = st.lists(
 
 
 @pytest.mark.parametrize(
-    "file", [MEGATRON, DEEPSPEED, TORCHTITAN], ids=lambda one: one.stem
+    "file",
+    [MEGATRON, DEEPSPEED, TORCHTITAN, Path("recipe.py"), Path("job.yaml")],
+    ids=lambda one: one.stem,
 )
+@pytest.mark.usefixtures("layout")
 def test_any_damage_is_read_or_refused_in_our_own_words(
     tmp_path: Path, file: Path
 ) -> None:
-    text, target = file.read_text(encoding="utf-8"), tmp_path / file.name
+    if file.suffix == ".yaml":
+        pytest.importorskip("yaml", reason="PyYAML reads YAML")
+    here = {"recipe.py": RECIPE, "job.yaml": TRAIN_JOB}
+    text = here.get(file.name) or file.read_text(encoding="utf-8")
+    target = tmp_path / file.name
     known = model("llama2-13b")
 
     @settings(
