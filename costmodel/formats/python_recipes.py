@@ -294,6 +294,11 @@ def _plugin(run: Run) -> tuple[str, dict[str, Any]]:
             "--export colossalai: enable_gradient_checkpointing is of all layers, "
             "whole; choose --recompute none or full, without --recompute-layers"
         )
+    if run.job.has_experts and choice.etp != choice.tp:
+        raise Unsupported(
+            "--export colossalai: experts are split as the rest is, by tp_size; choose "
+            f"--etp {choice.tp}"
+        )
     if choice.zero == 3:
         return "GeminiPlugin", {
             "tp_size": choice.tp,
