@@ -281,9 +281,9 @@ def _prepared(run: Run) -> str:
     return "model" if run.choice.recompute == "none" else "prepare(model)"
 
 
-def _plugin(run: Run) -> tuple[str, dict[str, Any]]:
+def _refuse(run: Run) -> None:
+    """Raise Unsupported for what the plugins cannot say, or is not written here."""
     choice = run.choice
-    precision = choice.precision if choice.precision in ("fp16", "bf16") else "fp32"
     if choice.precision not in ("fp16", "bf16", "fp32"):
         raise Unsupported(
             f"--export colossalai: {choice.precision} is not written here; choose "
@@ -299,6 +299,23 @@ def _plugin(run: Run) -> tuple[str, dict[str, Any]]:
             "--export colossalai: experts are split as the rest is, by tp_size; choose "
             f"--etp {choice.tp}"
         )
+    if len(set(run.counts)) > 1:
+        raise Unsupported(
+            "--export colossalai: stages of unlike layers are not written here; choose "
+            "--pp that divides the layers"
+        )
+    if choice.cp > 1 and choice.sequence_parallel and choice.tp > 1:
+        raise Unsupported(
+            "--export colossalai: it has one sequence_parallelism_mode, of context "
+            "parallelism or of tensor parallelism; choose --no-sequence-parallel or "
+            "--cp 1"
+        )
+
+
+def _plugin(run: Run) -> tuple[str, dict[str, Any]]:
+    _refuse(run)
+    choice = run.choice
+    precision = choice.precision if choice.precision in ("fp16", "bf16") else "fp32"
     if choice.zero == 3:
         return "GeminiPlugin", {
             "tp_size": choice.tp,
@@ -318,20 +335,9 @@ def _plugin(run: Run) -> tuple[str, dict[str, Any]]:
         "enable_flash_attention": choice.flash_attention,
         "cpu_offload": choice.offload.optimizer,
     }
-    if len(set(run.counts)) > 1:
-        raise Unsupported(
-            "--export colossalai: stages of unlike layers are not written here; choose "
-            "--pp that divides the layers"
-        )
     if choice.pp > 1:
         found["pp_style"] = STYLES[choice.schedule]
         found["num_model_chunks"] = choice.virtual_stages
-    if choice.cp > 1 and choice.sequence_parallel and choice.tp > 1:
-        raise Unsupported(
-            "--export colossalai: it has one sequence_parallelism_mode, of context "
-            "parallelism or of tensor parallelism; choose --no-sequence-parallel or "
-            "--cp 1"
-        )
     if choice.cp > 1:
         found["sp_size"] = choice.cp
         found["enable_sequence_parallelism"] = True
@@ -671,10 +677,15 @@ def _read_plugin(name: str, fields: _Said, gpus: int | None, *, again: bool) -> 
     split = fields.switch("enable_sequence_parallelism")
     kinds = {one: kind for kind, one in MODES.items()}
     cp = fields.count("sp_size", 1) if split and mode in kinds else 1
+    dp, copies = divided(fields, gpus, tp, pp, cp), fields.count("extra_dp_size", 1)
+    all_kernels = fields.switch("enable_all_optimization")
     precision = fields.word("precision", ("fp16", "bf16", "fp32"), "fp16")
     script = "the plugin does not say it, the training script does; give it"
     lacks = dict.fromkeys(("gpus", "micro_batch", "global_batch"), script)
-    micro = fields.integer("microbatch_size")
+    micro, chunks = (
+        fields.integer("microbatch_size"),
+        fields.count("num_model_chunks", 1),
+    )
     styles = {one: style for style, one in STYLES.items()}
     style = fields.word("pp_style", styles, "1f1b") or "1f1b"
     whole = name == "GeminiPlugin"
@@ -682,15 +693,16 @@ def _read_plugin(name: str, fields: _Said, gpus: int | None, *, again: bool) -> 
         tp=tp,
         pp=pp,
         cp=cp,
-        dp=divided(fields, gpus, tp, pp, cp),
+        dp=dp,
         ep=fields.integer("ep_size"),
         zero=3 if whole else fields.integer("zero_stage", 0, zero=True),
+        zero_group=divided(fields, dp, copies) if copies > 1 else None,
         micro_batch=micro,
         schedule=styles[style] if pp > 1 else None,
-        virtual_stages=fields.count("num_model_chunks", 1) if pp > 1 else None,
+        virtual_stages=chunks if pp > 1 else None,
         cp_kind=kinds[mode] if mode in kinds and cp > 1 else None,
         sequence_parallel=split and tp > 1 and (whole or mode not in kinds),
-        flash_attention=fields.switch("enable_flash_attention"),
+        flash_attention=fields.switch("enable_flash_attention") or all_kernels,
         recompute="full" if again else None,
         **_read_offload(fields),
     )

@@ -463,6 +463,10 @@ def test_a_plugin_of_one_s_own(tmp_path: Path) -> None:
     assert (found.framework, found.job.precision) == ("colossal-ai", "fp16")
     assert (found.pins.tp, found.pins.pp, found.pins.dp) == (2, 2, 4)
     assert found.pins.recompute == "full"
+    script = "GeminiPlugin(tp_size=2, extra_dp_size=2, enable_all_optimization=True)"
+    found = read_foreign(written(tmp_path, script, "train.py"), 16)
+    assert (found.pins.zero, found.pins.dp, found.pins.zero_group) == (3, 8, 4)
+    assert found.pins.flash_attention
 
 
 @pytest.mark.parametrize(
