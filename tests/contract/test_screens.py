@@ -79,7 +79,7 @@ def test_in_a_pipe_no_line_is_wider_than_80_columns_and_none_has_codes(
 def test_a_run_and_its_answer_fit_80_columns(run: Run, tmp_path: Path) -> None:
     layout = str(tmp_path / "layout.json")
     asked = ("--model", "gpt-tiny", "--gpus", "1", "--cluster", "cpu")
-    more = ("--global-batch", "4", "--out", layout)
+    more = ("--global-batch", "4", "--seq-len", "32", "--out", layout)
     assert run("python", "-m", "costmodel", *asked, *more).returncode == 0
     trained = (layout, "--steps", "4", "--device", "cpu")
     done = run("python", "-m", "runtime", *trained, env={"COLUMNS": "80"})

@@ -76,7 +76,11 @@ def test_what_is_pinned_as_it_is_stays(question: str, data: st.DataObject) -> No
 @pytest.mark.parametrize(
     ("question", "schedules"),
     [
-        ("llama-30b --gpus 16 --global-batch 128", ("interleaved", "zb-interleaved")),
+        pytest.param(
+            "llama-30b --gpus 16 --global-batch 128",
+            ("interleaved", "zb-interleaved"),
+            marks=pytest.mark.matrix,
+        ),
         ("mixtral-8x7b --gpus 16 --global-batch 256", ("1f1b",)),
     ],
 )

@@ -72,7 +72,10 @@ def cost(one: InferenceEstimate) -> float:
 
 @pytest.mark.parametrize(
     ("name", "where", "gpus"),
-    [("llama2-7b", "dgx-h100", 2), ("mixtral-8x7b", "hgx-h200", 2)],
+    [
+        ("llama2-7b", "dgx-h100", 2),
+        pytest.param("mixtral-8x7b", "hgx-h200", 2, marks=pytest.mark.matrix),
+    ],
 )
 def test_no_way_is_cheaper_within_the_latencies(
     name: str, where: str, gpus: int
