@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,3 +96,30 @@ def test_stages_are_processes_and_messages_are_streams_of_their_sender() -> None
         "where thread.name = 'pp to 2' and pid = 1"
     ).fetchone()
     assert sent == found.layout.micro_batches
+
+
+def test_perfettos_own_trace_processor_finds_the_breakdown(tmp_path: Path) -> None:
+    """Needs `pip install perfetto` and its program, which it downloads, or finds where
+    PERFETTO_TRACE_PROCESSOR says."""
+    processor = pytest.importorskip(
+        "perfetto.trace_processor", reason="perfetto is not installed"
+    )
+    program = os.environ.get("PERFETTO_TRACE_PROCESSOR")
+    if program is None:
+        pytest.skip("PERFETTO_TRACE_PROCESSOR names no trace_processor_shell")
+    found = simulate(**SMALL, tp=4, pp=2, micro_batch=4)
+    file = tmp_path / "step.json"
+    file.write_text(trace_text(priced_trace(found)))
+    last = int(np.argmax(found.timeline.rank_end_s))
+    setup = processor.TraceProcessorConfig(bin_path=program)
+    with processor.TraceProcessor(trace=str(file), config=setup) as opened:
+        rows = opened.query(
+            "select slice.category as category, sum(dur) / 1e9 as seconds from slice "
+            "join thread_track on slice.track_id = thread_track.id "
+            "join thread using (utid) join process using (upid) "
+            f"where process.pid = {last} "
+            "and category not in ('action', 'hidden') group by category"
+        )
+        seconds = {row.category: row.seconds for row in rows}
+    for name, wanted in found.breakdown_s.items():
+        assert seconds.get(name, 0.0) == pytest.approx(wanted, abs=1e-5), name
