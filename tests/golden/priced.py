@@ -12,6 +12,7 @@ from costmodel.simulation.estimator import Estimate, estimate
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.job import Job
+from profiles.models.spec import DecoderSpec
 
 A100 = "dgx-a100-80gb"
 
@@ -25,6 +26,21 @@ def job_of(name: str, global_batch: int, seq_len: int | None = None) -> Job:
         seq_len=seq_len or found.seq_len,
         global_batch=global_batch,
     )
+
+
+def gpt(layers: int, hidden: int, heads: int, batch: int, *, tokens: int = 2048) -> Job:
+    """A GPT of Megatron-LM's papers on *batch* sequences of *tokens* a step."""
+    spec = DecoderSpec(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn_hidden=4 * hidden,
+        vocab=51200,
+        max_positions=tokens,
+    )
+    return Job(model="gpt", spec=spec, seq_len=tokens, global_batch=batch)
 
 
 def layout_of(job: Job, choice: Uniform) -> Layout:

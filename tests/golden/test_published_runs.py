@@ -19,10 +19,9 @@ from costmodel.runs.comparison import read_left_out
 from costmodel.runs.pricing import Price, price_runs
 from costmodel.runs.table import Run
 from costmodel.simulation.flops import model_flops
-from profiles.models.job import Job
 from profiles.models.param_count import parameters
-from profiles.models.spec import DecoderSpec
 from profiles.units import TB, TFLOPS
+from tests.golden.priced import gpt
 from tests.support.rows import Obtained
 
 COMMON = {
@@ -108,20 +107,6 @@ def mtnlg(gpus: int) -> Price:
         recompute="full",
         framework="Megatron-DeepSpeed",
     )
-
-
-def gpt(layers: int, hidden: int, heads: int, batch: int) -> Job:
-    spec = DecoderSpec(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn_hidden=4 * hidden,
-        vocab=51200,
-        max_positions=2048,
-    )
-    return Job(model="gpt", spec=spec, seq_len=2048, global_batch=batch)
 
 
 @pytest.mark.row(

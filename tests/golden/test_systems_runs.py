@@ -14,11 +14,9 @@ from costmodel.training_run import BatchRamp, ramped, training
 from profiles.hardware.catalog import cluster
 from profiles.hardware.clusters import Figure
 from profiles.models.catalog import model
-from profiles.models.job import Job
 from profiles.models.param_count import parameters
-from profiles.models.spec import DecoderSpec
 from profiles.units import PFLOPS_DAY_FLOPS, TFLOPS
-from tests.golden.priced import job_of, machine_of, priced
+from tests.golden.priced import gpt, job_of, machine_of, priced
 from tests.support.rows import Obtained
 
 
@@ -195,22 +193,6 @@ def test_utilisation_of_530_billion_parameters_on_2240_gpus(
     assert rate == pytest.approx(mfu, rel=0.09)
 
 
-def of_2019(layers: int, hidden: int, heads: int, batch: int) -> Job:
-    """A GPT of Shoeybi et al. (2019), section 5.1."""
-    spec = DecoderSpec(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn_hidden=4 * hidden,
-        vocab=51200,
-        max_positions=1024,
-        dropout=0.1,
-    )
-    return Job(model="gpt-2", spec=spec, seq_len=1024, global_batch=batch)
-
-
 @pytest.mark.row(
     "E1",
     "8.3 B on 512 V100, t = 8, of linear scaling from 1.2 B on one",
@@ -231,7 +213,7 @@ def test_8_billion_parameters_on_512_gpus_scale_as_printed(obtained: Obtained) -
         "sequence_parallel": False,
     }
     one, many = (
-        priced(of_2019(*shape), where, **how, **degrees)
+        priced(gpt(*shape, tokens=1024), where, **how, **degrees)
         for shape, degrees in (
             ((40, 1536, 16, 8), {}),
             ((72, 3072, 32, 512), {"tp": 8, "dp": 64}),
