@@ -50,9 +50,7 @@ def published() -> tuple[Layer, ...]:
     return tuple(layers(Path(named)))
 
 
-SLOW = pytest.mark.xfail(
-    strict=False, reason="A100 layers are some 9 % too slow: docs/accuracy.md"
-)
+SLOW = pytest.mark.xfail(reason="A100 layers are some 9 % too slow: docs/accuracy.md")
 
 
 @SLOW
@@ -76,7 +74,7 @@ def test_a_layer_of_22_billion(item: str) -> None:
 MISSED = {
     "Korthikanti, A100": SLOW,
     "Galvatron, A100-class, forward": pytest.mark.xfail(
-        strict=False, reason="its worst layer is 6 % off for 5: docs/accuracy.md"
+        reason="its worst layer is 6 % off for 5: docs/accuracy.md"
     ),
 }
 

@@ -173,7 +173,7 @@ def test_steps_of_figure_9_fit_and_take_as_long(
     assert found.step_time_s == pytest.approx(row[-1], rel=0.08)
 
 
-@pytest.mark.xfail(strict=False, reason="3.1 % off in the mean for 3: docs/accuracy.md")
+@pytest.mark.xfail(reason="3.1 % off in the mean for 3: docs/accuracy.md")
 def test_steps_of_figure_9_on_average() -> None:
     errors = [abs(figure_9(row).step_time_s / row[-1] - 1) for row in FIGURE_9]
     assert fmean(errors) <= 0.03
