@@ -49,8 +49,8 @@ LAYOUTS: Final = (
     ),
     (
         "--model gpt-1.3b --gpus 16 --tp 2 --pp 2 --micro-batch 4 --global-batch 256",
-        ("colossalai", "torchrun", "kubernetes"),
-        "",
+        ("colossalai", "torchrun", "slurm", "kubernetes"),
+        "--model gpt-1.3b --gpus 16 --seq-len 2048 --global-batch 256",
     ),
 )
 READ: Final = {
@@ -60,6 +60,12 @@ READ: Final = {
     "deepspeed": "ds_config.json",
     "accelerate": "accelerate.yaml",
     "trainer": "training_arguments.json",
+    "nemo": "nemo_recipe.py",
+    "colossalai": "colossalai_plugin.py",
+    "torchrun": "torchrun.sh",
+    "slurm": "slurm.sbatch",
+    "slurm:megatron": "slurm.sbatch",
+    "kubernetes": "trainjob.yaml",
 }
 SIZES: Final = "--micro-batch 4 --global-batch 256"  # that accelerate's file leaves out
 LADDERS: Final = (
@@ -161,8 +167,9 @@ def _round(question: str, target: str, beside: str, folder: str) -> str:
 
 
 def _known(file: str, beside: str) -> list[str]:
-    """Options that say what the file does not: Megatron's says all."""
-    return [] if file.endswith(".sh") else beside.split()
+    """Options that say what the file does not: Megatron's and launchers' say all."""
+    whole = (".sh", ".sbatch", "trainjob.yaml")
+    return [] if file.endswith(whole) else beside.split()
 
 
 def ladders() -> Iterator[str]:
